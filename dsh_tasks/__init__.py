@@ -1,0 +1,1 @@
+"""Durable, distributed background subagents."""

@@ -1,0 +1,1 @@
+"""The Celery application that runs children."""
