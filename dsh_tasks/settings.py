@@ -1,0 +1,97 @@
+"""Settings: every knob with its unit, default, bounds and environment name (`DSH_TASKS_` + upper case)."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import Field, ValidationError
+from pydantic_settings import BaseSettings, SettingsConfigDict
+
+from dsh_tasks.errors import ConfigRefused
+
+
+class Settings(BaseSettings):
+    """The knobs of one installation. Clients and workers of one installation should agree on them."""
+
+    model_config = SettingsConfigDict(env_prefix="DSH_TASKS_", frozen=True, extra="ignore")
+
+    redis_url: str | None = None
+    """Server of the task state; without it the state file of `dsh-tasks up` is read."""
+    broker_url: str | None = None
+    """Server of the queue; the same as `redis_url` unless given."""
+    prefix: str = Field("dsh:", min_length=1, max_length=64)
+    """Start of every key; two installations can share one server."""
+    queue: str = Field("dsh-tasks", min_length=1, max_length=64)
+    """Name of the Celery queue."""
+    config: str | None = None
+    """Path of the settings file (TOML) with providers, tools and engine options."""
+
+    lease_ms: int = Field(30_000, ge=300, le=3_600_000)
+    """How long an attempt is presumed alive after its last heartbeat."""
+    grace_ms: int = Field(5_000, ge=0, le=600_000)
+    """Added to the lease before another worker takes over."""
+    losses: int = Field(3, ge=1, le=100)
+    """Leases that may expire without an appended step between them before the task fails."""
+    max_attempts: int = Field(10, ge=1, le=1_000)
+    """Attempts that may start in all."""
+    first_pause_ms: int = Field(1_000, ge=0, le=600_000)
+    """Pause before the attempt after the first loss; doubles with each further loss, up to 5 min."""
+    kill_deadline_ms: int = Field(10_000, ge=100, le=600_000)
+    """After this the kill of an unresponsive child settles by itself."""
+
+    live_per_owner: int = Field(10, ge=1, le=100_000)
+    """Tasks of one session that may be queued, running or stopping at once."""
+    max_depth_ceiling: int = Field(8, ge=0, le=64)
+    """The operator's cap on depth, also under `provider-managed`."""
+    seed_max_bytes: int = Field(256 * 1024 * 1024, ge=1024)
+    """Cap on a seed's uncompressed bytes."""
+    prompt_max_bytes: int = Field(4 * 1024 * 1024, ge=1)
+    """Cap on a prompt's UTF-8 bytes."""
+    output_max_bytes: int = Field(16 * 1024 * 1024, ge=1024)
+    """Cap on the stored output of one task, UTF-8 bytes; more is cut and marked."""
+    output_read_bytes: int = Field(51_200, ge=256, le=16 * 1024 * 1024)
+    """Cap on one answer of `task_output`, status line included, UTF-8 bytes."""
+    wait_default_ms: int = Field(30_000, ge=1)
+    """How long a wait lasts where the caller does not say."""
+    wait_cap_ms: int = Field(600_000, ge=1)
+    """Longer waits are cut to this, and the answer says so."""
+    call_timeout_ms: int = Field(5_000, ge=50)
+    """Deadline of one call to the server, its retries included."""
+    chunk_expiry_ms: int = Field(3_600_000, ge=1_000)
+    """Life of an uploaded seed chunk that no record refers to."""
+    notice_hold_ms: int = Field(60_000, ge=100)
+    """How long a notice is held back after its owner read, awaited or killed the task itself."""
+    speaker_lease_ms: int = Field(30_000, ge=300)
+    """How long one process speaks for a session after its last sign of life."""
+    max_consecutive_wakes: int = Field(3, ge=0)
+    """How often an idle owner is woken before a user's message refills the budget."""
+
+    engine: str = "agent"
+    """Engine of a child whose start names none."""
+    model: str | None = None
+    """Model of the agent engine, in pydantic-ai's words (`deepseek:deepseek-chat`), or `offline`."""
+    concurrency: int = Field(100, ge=1, le=100_000)
+    """Celery slots of one worker process."""
+    inline_children: int = Field(100, ge=0, le=100_000)
+    """Children that a worker process runs for waiting parents beside its slots."""
+    seed_cache_bytes: int = Field(256 * 1024 * 1024, ge=0)
+    """Decoded seeds that a worker keeps, in bytes of their raw form."""
+    republish_ms: int = Field(30_000, ge=100)
+    """First pause before a queued task is published again; doubles up to ten minutes."""
+    tool_ceiling: Literal["none", "parent"] = "none"
+    """`parent`: a child's tools never exceed those of the child that started it."""
+
+    @property
+    def effective_broker_url(self) -> str | None:
+        """The queue's server: `broker_url`, else `redis_url`."""
+        return self.broker_url or self.redis_url
+
+
+def load(**overrides: object) -> Settings:
+    """Settings from the environment, then `overrides`. Raises ConfigRefused naming the knob."""
+    try:
+        return Settings(**overrides)  # type: ignore[arg-type]
+    except ValidationError as error:
+        first = error.errors(include_url=False, include_input=False)[0]
+        name = ".".join(str(part) for part in first["loc"]) or "settings"
+        raise ConfigRefused(f"DSH_TASKS_{name.upper()}", first["msg"]) from None

@@ -1,0 +1,163 @@
+"""Task: one background child run, its states and causes, and which change of state may follow which."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any
+
+
+class Status(StrEnum):
+    """What a task is."""
+
+    QUEUED = "queued"
+    """Accepted; no attempt holds it."""
+    RUNNING = "running"
+    """An attempt holds its lease."""
+    STOPPING = "stopping"
+    """A kill was accepted; the attempt has not confirmed yet."""
+    COMPLETED = "completed"
+    FAILED = "failed"
+    KILLED = "killed"
+
+    @property
+    def is_terminal(self) -> bool:
+        """No change follows; the first terminal status wins."""
+        return self in TERMINAL
+
+
+TERMINAL = frozenset({Status.COMPLETED, Status.FAILED, Status.KILLED})
+
+ALLOWED: Mapping[Status, frozenset[Status]] = {
+    Status.QUEUED: frozenset({Status.RUNNING, Status.KILLED, Status.FAILED}),
+    Status.RUNNING: frozenset(
+        {Status.COMPLETED, Status.FAILED, Status.KILLED, Status.STOPPING, Status.QUEUED}
+    ),
+    Status.STOPPING: frozenset({Status.KILLED}),
+    Status.COMPLETED: frozenset(),
+    Status.FAILED: frozenset(),
+    Status.KILLED: frozenset(),
+}
+"""Which status may follow which. The Lua scripts decide; this table explains, and a test compares them."""
+
+
+class Cause(StrEnum):
+    """Why a task failed or was killed."""
+
+    ERROR = "error"
+    MAX_TOKENS = "max-tokens"
+    REFUSAL = "refusal"
+    SCHEMA = "schema"
+    WORKER_LOST = "worker-lost"
+    STALLED = "stalled"
+    DEADLINE = "deadline"
+    BUDGET = "budget"
+    OWNER = "owner"
+    ANCESTOR = "ancestor"
+    OPERATOR = "operator"
+
+
+DETAIL_MAX_BYTES = 4096
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """Tokens and model calls, summed over the attempts."""
+
+    input_tokens: int = 0
+    output_tokens: int = 0
+    model_calls: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """How an attempt ended, as its engine says: the last thing an engine makes.
+
+    `output` is the child's own final text, never anything of its seed; `partial` marks the text of a
+    child that did not complete. `detail` is at most 4096 UTF-8 bytes without arguments, file contents
+    or credentials. `rows` are the last rows of the log, written in the settling step.
+    """
+
+    status: Status
+    cause: Cause | None = None
+    detail: str = ""
+    output: str = ""
+    structured: Any = None
+    has_structured: bool = False
+    usage: Usage = Usage()
+    rows: tuple[dict[str, Any], ...] = ()
+
+    @property
+    def partial(self) -> bool:
+        """The output belongs to a child that did not complete."""
+        return self.status is not Status.COMPLETED and bool(self.output)
+
+
+@dataclass(frozen=True, slots=True)
+class Task:
+    """A record as read from the store. Times are epoch ms by the server's clock."""
+
+    id: str
+    owner: str
+    root: str
+    parent: str | None
+    """Task id of the child that started this one; None below a root session."""
+    depth: int
+    label: str
+    provider: str
+    engine: str
+    status: Status
+    attempt: int
+    cause: Cause | None
+    detail: str
+    created_ms: int
+    started_ms: int | None
+    ended_ms: int | None
+    lease_until_ms: int | None
+    last_activity_ms: int
+    losses: int
+    worker: str | None
+    activity: str
+    """What the child does now, in a few words without content: `model`, `tool:<name>`, `starting`."""
+    seed_turns: int
+    seed_events: int
+    seed_bytes: int
+    output_bytes: int
+    partial: bool
+    has_output: bool
+    usage: Usage
+    now_ms: int
+    """The server's clock when this was read."""
+
+    @property
+    def is_terminal(self) -> bool:
+        """The task has ended."""
+        return self.status.is_terminal
+
+    @property
+    def lease_lost(self) -> bool:
+        """Running or stopping by the record, but its lease has expired: a takeover is due."""
+        return (
+            self.status in (Status.RUNNING, Status.STOPPING)
+            and self.lease_until_ms is not None
+            and self.lease_until_ms < self.now_ms
+        )
+
+    @property
+    def age_ms(self) -> int:
+        """From acceptance to the end, or to now."""
+        return (self.ended_ms or self.now_ms) - self.created_ms
+
+
+def cut_detail(detail: str) -> str:
+    """`detail` within 4096 UTF-8 bytes, cut on a character boundary."""
+    return cut_text(detail, DETAIL_MAX_BYTES)
+
+
+def cut_text(text: str, limit_bytes: int) -> str:
+    """The longest prefix of `text` that fits into `limit_bytes` of UTF-8."""
+    raw = text.encode("utf-8", "replace")
+    if len(raw) <= limit_bytes:
+        return raw.decode()
+    return raw[:limit_bytes].decode("utf-8", "ignore")

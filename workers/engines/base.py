@@ -1,0 +1,118 @@
+"""Engine and Run: all that an engine may see and do."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any, Protocol
+
+from dsh_tasks.session import Event, Header
+from dsh_tasks.submission import Policy
+from dsh_tasks.task import Outcome
+
+
+class StopReason(StrEnum):
+    """Why a run is asked to stop. The runner sets it, then cancels the engine's coroutine."""
+
+    KILL = "kill"
+    """The task was killed: keep partial text, end the turn `aborted`, return an Outcome."""
+    HAND_BACK = "hand-back"
+    """The worker leaves: return or raise at once; the next attempt continues from the log."""
+    FENCED = "fenced"
+    """The lease is lost: no write will be accepted any more; stop at once."""
+
+
+@dataclass(frozen=True, slots=True)
+class ToolAnswer:
+    """What a tool call came to: the text that the model reads, and whether it is an error."""
+
+    text: str
+    is_error: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class ChildTool:
+    """A tool handed in to a run. `call(arguments, call_id)`; arguments are decoded JSON, unchecked."""
+
+    name: str
+    description: str
+    parameters: Mapping[str, Any]
+    """JSON schema of the arguments."""
+    call: Callable[[Mapping[str, Any], str], Awaitable[ToolAnswer]]
+    exclusive: bool = False
+    """Never run beside another call of the same answer."""
+    idempotent: bool = False
+    """May be run again after a crash: it gives the same answer and changes nothing."""
+
+
+@dataclass(frozen=True, slots=True)
+class Child:
+    """What is fixed for one attempt."""
+
+    task_id: str
+    session_id: str
+    attempt: int
+    depth: int
+    label: str
+    provider: str
+    """Name of the provider instance (`spawn`, `fork`, `fork-lite`, ...)."""
+    prompt: tuple[Mapping[str, Any], ...]
+    """Content blocks of the child's first message, verbatim."""
+    header: Header
+    """Header of the child's own session log."""
+    seed: tuple[Event, ...]
+    """The inherited events, from seq 0; shared between children, never to be changed."""
+    log: tuple[Event, ...]
+    """Own rows that earlier attempts wrote, after the seed (its end-of-seed marker included)."""
+    policy: Policy
+    model: str | None = None
+    """The operator's model (`DSH_TASKS_MODEL`), None where none is set."""
+
+
+class Run(Protocol):
+    """One attempt as its engine sees it."""
+
+    @property
+    def child(self) -> Child:
+        """What is fixed."""
+
+    @property
+    def tools(self) -> Sequence[ChildTool]:
+        """Tools of the place: delegation and task tools, bound to this child and this attempt."""
+
+    @property
+    def stop_reason(self) -> StopReason | None:
+        """Why the coroutine is being cancelled; None while it is not."""
+
+    def now_ms(self) -> int:
+        """Epoch ms, for `time` of rows."""
+
+    async def append(self, rows: Sequence[Mapping[str, Any]]) -> None:
+        """Write rows (v4 row dicts, `seq` contiguous after seed and log) durably, fenced.
+
+        Raises Fenced when this attempt may not write any more.
+        """
+
+    def activity(self, words: str) -> None:
+        """Say in a few words without content what goes on: `model`, `tool:read`; shown in lists."""
+
+    def check_lease(self) -> None:
+        """Call before each model or tool call. Raises Fenced when the lease is past by the local clock."""
+
+
+class Fenced(Exception):  # noqa: N818 - a state, not a fault of the engine
+    """This attempt no longer owns its task; whatever it does now is not recorded."""
+
+
+class Engine(Protocol):
+    """Executes a child."""
+
+    async def run(self, run: Run) -> Outcome:
+        """Run the child to its end and say how it ended.
+
+        Writes the log as it goes by `run.append`; the last rows (partial message, `step/end`,
+        `turn/end`) go into the Outcome, whose `rows` continue the seq. On cancellation looks at
+        `run.stop_reason`: for KILL it returns the partial Outcome (status KILLED), else it lets the
+        CancelledError pass. Every other exception that leaves here is recorded as `failed`, `error`.
+        """
