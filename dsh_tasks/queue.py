@@ -1,0 +1,111 @@
+"""Queue: all that crosses Celery. Names, headers, ids-only messages, settings that client and worker share."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from celery import Celery
+from kombu.exceptions import OperationalError
+
+from dsh_tasks.errors import StoreUnavailable
+from dsh_tasks.settings import Settings
+
+RUN_CHILD = "dsh_tasks.run_child"
+"""Task function that runs one child; found by name, never imported by the library."""
+
+VISIBILITY_TIMEOUT_S = 7 * 24 * 3600
+LABEL_SHOWN = 80
+
+
+@dataclass(frozen=True, slots=True)
+class Message:
+    """What is published for a queued task: its id, and what makes Flower readable. No content."""
+
+    task_id: str
+    attempt: int
+    """Attempts that have ended before; a later attempt's message has an id of its own."""
+    label: str
+    provider: str
+    depth: int
+    owner: str
+
+    @property
+    def message_id(self) -> str:
+        """Celery's id of the message: the task's, and the attempt where it is not the first."""
+        return self.task_id if self.attempt == 0 else f"{self.task_id}:{self.attempt + 1}"
+
+    @property
+    def shown(self) -> str:
+        """What Flower shows in place of arguments."""
+        label = json.dumps(" ".join(self.label.split())[:LABEL_SHOWN], ensure_ascii=False)
+        return f"{self.task_id} {label} provider={self.provider} depth={self.depth} owner={self.owner[:80]}"
+
+    @property
+    def headers(self) -> Mapping[str, Any]:
+        """Custom headers of the message."""
+        return {
+            "dsh_task": self.task_id,
+            "dsh_label": self.label[:LABEL_SHOWN],
+            "dsh_provider": self.provider,
+            "dsh_depth": self.depth,
+            "dsh_owner": self.owner[:80],
+            "dsh_attempt": self.attempt + 1,
+        }
+
+
+def make_app(settings: Settings) -> Celery:
+    """The Celery application as both sides configure it."""
+    app = Celery("dsh_tasks", broker=settings.effective_broker_url, backend=None, set_as_current=False)
+    app.conf.update(
+        task_serializer="json",
+        accept_content=["json"],
+        result_accept_content=["json"],
+        task_default_queue=settings.queue,
+        task_ignore_result=True,
+        task_store_errors_even_if_ignored=False,
+        # Early acknowledgement: claim, lease and reaper carry durability; late acknowledgement ended
+        # workers for good after an outage (celery 5.7).
+        task_acks_late=False,
+        worker_prefetch_multiplier=1,
+        # A full worker would hoard one to two times its slots.
+        worker_disable_prefetch=True,
+        worker_send_task_events=True,
+        task_send_sent_event=True,
+        broker_connection_retry_on_startup=True,
+        broker_connection_max_retries=None,
+        broker_transport_options={
+            "visibility_timeout": VISIBILITY_TIMEOUT_S,
+            "global_keyprefix": f"{settings.prefix}celery:",
+            "socket_connect_timeout": settings.call_timeout_ms / 1000,
+            "max_retries": 2,
+            "interval_start": 0.05,
+            "interval_step": 0.2,
+            "interval_max": 0.5,
+        },
+        worker_cancel_long_running_tasks_on_connection_loss=False,
+        worker_hijack_root_logger=False,
+        worker_redirect_stdouts=False,
+        task_create_missing_queues=True,
+    )
+    return app
+
+
+def publish(app: Celery, message: Message) -> None:
+    """Send the wake-up for a queued task. Raises StoreUnavailable; the record stays and is due again."""
+    try:
+        app.send_task(
+            RUN_CHILD,
+            args=(message.task_id,),
+            task_id=message.message_id,
+            argsrepr=message.shown,
+            kwargsrepr="",
+            headers=dict(message.headers),
+            ignore_result=True,
+            retry=False,
+        )
+    except (OperationalError, OSError) as error:
+        msg = f"the queue refused the message ({type(error).__name__})"
+        raise StoreUnavailable(msg) from None

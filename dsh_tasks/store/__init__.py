@@ -1,0 +1,42 @@
+"""The only room that knows Redis."""
+
+from dsh_tasks.store.connection import Link, connect, connect_sync, masked
+from dsh_tasks.store.inbox import Inbox
+from dsh_tasks.store.keys import Keys
+from dsh_tasks.store.store import (
+    Accepted,
+    Claimed,
+    DueTask,
+    Fence,
+    FencedOff,
+    KillReceipt,
+    NewTask,
+    NotClaimed,
+    OutputPage,
+    Record,
+    Settled,
+    Store,
+)
+from dsh_tasks.store.wakeups import Wakeups
+
+__all__ = [
+    "Accepted",
+    "Claimed",
+    "DueTask",
+    "Fence",
+    "FencedOff",
+    "Inbox",
+    "Keys",
+    "KillReceipt",
+    "Link",
+    "NewTask",
+    "NotClaimed",
+    "OutputPage",
+    "Record",
+    "Settled",
+    "Store",
+    "Wakeups",
+    "connect",
+    "connect_sync",
+    "masked",
+]

@@ -1,0 +1,26 @@
+-- claim: one worker takes a queued task as its next attempt. Keeps rules 2, 3; asked again by the same token it repeats.
+-- KEYS task leases due
+-- ARGV id token lease_ms worker
+-- returns {"claimed", attempt, lease_until, now, field, value ..} | {"taken", attempt} | {"over", status}
+--       | {"paused", until} | {"missing"}
+local id, token, lease = ARGV[1], ARGV[2], num(ARGV[3])
+local now = now_ms()
+local r = redis.call('HMGET', KEYS[1], 'status', 'attempt', 'token', 'not_before', 'started')
+local status, attempt = r[1], num(r[2])
+if not status then return {'missing'} end
+if is_terminal(status) then return {'over', status} end
+local repeated = status == 'running' and r[3] == token
+if status ~= 'queued' and not repeated then return {'taken', attempt} end
+if not repeated and num(r[4]) > now then return {'paused', num(r[4])} end
+if not repeated then
+  attempt = attempt + 1
+  redis.call('HSET', KEYS[1], 'status', 'running', 'attempt', attempt, 'token', token,
+    'worker', ARGV[4], 'started', r[5] or now, 'attempt_started', now, 'activity', 'starting', 'last_activity', now)
+  redis.call('HDEL', KEYS[1], 'not_before')
+  redis.call('ZREM', KEYS[3], id)
+end
+redis.call('HSET', KEYS[1], 'lease_until', now + lease)
+redis.call('ZADD', KEYS[2], now + lease, id)
+local answer = {'claimed', attempt, now + lease, now}
+for _, value in ipairs(redis.call('HGETALL', KEYS[1])) do answer[#answer + 1] = value end
+return answer

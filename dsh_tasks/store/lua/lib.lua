@@ -1,0 +1,70 @@
+-- lib: what several scripts share; it stands before each of them and changes nothing by itself.
+-- A record is `task:<id>`; a session that is a child has the id of its task.
+
+local function now_ms()
+  -- Redis' clock: hosts that differ by seconds would take each other's leases.
+  local t = redis.call('TIME')
+  return tonumber(t[1]) * 1000 + math.floor(tonumber(t[2]) / 1000)
+end
+
+local function is_terminal(status)
+  return status == 'completed' or status == 'failed' or status == 'killed'
+end
+
+local function num(value)
+  -- "10" < "9" is true as strings: every number goes through here.
+  return tonumber(value or '0') or 0
+end
+
+local function task_key(prefix, id)
+  return prefix .. 'task:' .. id
+end
+
+-- Whether `caller` is the owner of the task or an ancestor of its owner. '' is the operator.
+local function may_touch(prefix, id, caller)
+  if caller == '' then return true end
+  local at = id
+  for _ = 1, 128 do
+    local owner = redis.call('HGET', task_key(prefix, at), 'owner')
+    if not owner then return false end
+    if owner == caller then return true end
+    at = owner
+  end
+  return false
+end
+
+-- Whether attempt and token of a child that acts are those of its running record. No token: no child.
+local function fence_holds(prefix, session, attempt, token)
+  local r = redis.call('HMGET', task_key(prefix, session), 'status', 'attempt', 'token')
+  if not r[1] then return true, '' end
+  if r[1] == 'running' and num(r[2]) == num(attempt) and r[3] == token and token ~= '' then
+    return true, r[1]
+  end
+  return false, r[1]
+end
+
+-- The terminal step: status, notice, released limits. The caller has made every check.
+-- hold_until > 0 holds the notice back: the owner asked for this end itself.
+local function finish(prefix, id, status, cause, detail, now, hold_until, silent)
+  local key = task_key(prefix, id)
+  local r = redis.call('HMGET', key, 'owner', 'root', 'label', 'attempt')
+  local owner, root = r[1], r[2]
+  redis.call('HSET', key, 'status', status, 'cause', cause, 'detail', detail, 'ended', now,
+    'activity', '', 'last_activity', now)
+  redis.call('HDEL', key, 'lease_until', 'stop_until', 'not_before')
+  redis.call('SREM', prefix .. 'live:' .. owner, id)
+  redis.call('HINCRBY', prefix .. 'tree:' .. root, 'live', -1)
+  redis.call('ZREM', prefix .. 'leases', id)
+  redis.call('ZREM', prefix .. 'stops', id)
+  redis.call('ZREM', prefix .. 'due', id)
+  redis.call('PUBLISH', prefix .. 'ended:' .. id, status)
+  if silent then return end
+  local inbox = prefix .. 'inbox:' .. owner
+  local entry = redis.call('XADD', inbox, '*', 'kind', 'ended', 'id', 'notice-' .. id, 'task', id,
+    'status', status, 'cause', cause, 'label', r[3], 'at', now)
+  redis.call('HSET', key, 'notice', 'pending', 'notice_entry', entry)
+  if hold_until > 0 then
+    redis.call('HSET', prefix .. 'holds:' .. owner, id, hold_until)
+  end
+  redis.call('PUBLISH', prefix .. 'inbox:' .. owner, id)
+end

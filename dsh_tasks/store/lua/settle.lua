@@ -1,0 +1,41 @@
+#!lua flags=allow-oom
+-- settle: one attempt ends its task: last rows, output, terminal status, notice, released limits, usage. Keeps rules 2 to 5.
+-- KEYS task log output tree
+-- ARGV prefix id attempt token status cause detail output output_bytes partial structured input_tokens output_tokens model_calls first_index then row ..
+--   structured: JSON, '' for none. From `stopping` every settlement ends `killed` with the cause of the kill.
+-- derived: what finish() touches
+-- returns {"settled", status, now} | {"fenced", status}
+local prefix, id = ARGV[1], ARGV[2]
+local r = redis.call('HMGET', KEYS[1], 'status', 'attempt', 'token', 'log_next', 'stop_cause', 'stop_detail',
+  'settled_by', 'ended', 'stop_hold')
+local status = r[1] or 'missing'
+-- The same settlement again: the reply was lost, not the write.
+if is_terminal(status) and r[7] == ARGV[4] then return {'settled', status, num(r[8])} end
+local mine = num(r[2]) == num(ARGV[3]) and r[3] == ARGV[4]
+if not mine or (status ~= 'running' and status ~= 'stopping') then return {'fenced', status} end
+local now = now_ms()
+local final, cause, detail = ARGV[5], ARGV[6], ARGV[7]
+local partial = ARGV[10]
+local hold = 0
+if status == 'stopping' then
+  if final == 'completed' and num(ARGV[9]) > 0 then partial = '1' end
+  final, cause, detail, hold = 'killed', r[5] or 'owner', r[6] or '', num(r[9])
+end
+local first, expected = num(ARGV[15]), num(r[4])
+-- Rows that do not continue the log would leave a hole: the ending counts, they do not.
+if first == expected then
+  for i = 16, #ARGV do
+    redis.call('XADD', KEYS[2], (first + i - 15) .. '-0', 'r', ARGV[i])
+  end
+  redis.call('HSET', KEYS[1], 'log_next', first + #ARGV - 15)
+end
+if num(ARGV[9]) > 0 then redis.call('SET', KEYS[3], ARGV[8]) end
+redis.call('HSET', KEYS[1], 'output_bytes', ARGV[9], 'partial', partial, 'settled_by', ARGV[4])
+if ARGV[11] ~= '' and final == 'completed' then redis.call('HSET', KEYS[1], 'structured', ARGV[11]) end
+for i, name in ipairs({'input_tokens', 'output_tokens', 'model_calls'}) do
+  redis.call('HINCRBY', KEYS[1], name, num(ARGV[11 + i]))
+  redis.call('HINCRBY', KEYS[4], name, num(ARGV[11 + i]))
+end
+redis.call('HDEL', KEYS[1], 'token')
+finish(prefix, id, final, cause, detail, now, hold, cause == 'ancestor')
+return {'settled', final, now}

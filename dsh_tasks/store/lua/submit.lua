@@ -1,0 +1,60 @@
+-- submit: accept one child: record `queued`, indexes, limits, references to its seed. Keeps rules 2, 3, 7, 8, 12.
+-- KEYS task index live calls due seed owner_task
+-- ARGV prefix id owner fence_attempt fence_token header_depth depth_cap live_cap call_key call seed_chunks publish_by_ms then field, value ..
+--   seed_chunks: JSON list of chunk digests, '' for an empty seed. call: JSON of what a repeated call must equal.
+-- derived: chunk:<digest>, tree:<root>
+-- returns {"accepted", id, depth, now} | {"repeat", id, call, depth} | {"limit", name, value, cap}
+--       | {"not_running", status} | {"missing", digest ..} ("" stands for the manifest)
+local prefix, id, owner = ARGV[1], ARGV[2], ARGV[3]
+local header_depth, depth_cap, live_cap = num(ARGV[6]), num(ARGV[7]), num(ARGV[8])
+local call_key, call = ARGV[9], ARGV[10]
+local now = now_ms()
+
+local known = id
+if call_key ~= '' then
+  known = redis.call('HGET', KEYS[4], call_key) or id
+end
+local seen = redis.call('HMGET', task_key(prefix, known), 'call', 'depth')
+if seen[1] then return {'repeat', known, seen[1], num(seen[2])} end
+
+local holds, owner_status = fence_holds(prefix, owner, ARGV[4], ARGV[5])
+if not holds then return {'not_running', owner_status} end
+local depth, root, parent = header_depth + 1, owner, ''
+if owner_status ~= '' then
+  local r = redis.call('HMGET', KEYS[7], 'depth', 'root')
+  depth, root, parent = num(r[1]) + 1, r[2], owner
+end
+if depth > depth_cap then return {'limit', 'depth', depth - 1, depth_cap} end
+local live = redis.call('SCARD', KEYS[3])
+if live >= live_cap then return {'limit', 'live_per_owner', live, live_cap} end
+
+local chunks = {}
+if ARGV[11] ~= '' then
+  chunks = cjson.decode(ARGV[11])
+  local missing = {'missing'}
+  if redis.call('EXISTS', KEYS[6]) == 0 then missing[#missing + 1] = '' end
+  for _, digest in ipairs(chunks) do
+    if redis.call('EXISTS', prefix .. 'chunk:' .. digest) == 0 then missing[#missing + 1] = digest end
+  end
+  if #missing > 1 then return missing end
+  if redis.call('HINCRBY', KEYS[6], 'refs', 1) == 1 then
+    redis.call('PERSIST', KEYS[6])
+    for _, digest in ipairs(chunks) do
+      redis.call('HINCRBY', prefix .. 'chunk:' .. digest, 'refs', 1)
+      redis.call('PERSIST', prefix .. 'chunk:' .. digest)
+    end
+  end
+end
+
+for i = 13, #ARGV, 2 do redis.call('HSET', KEYS[1], ARGV[i], ARGV[i + 1]) end
+redis.call('HSET', KEYS[1], 'id', id, 'owner', owner, 'root', root, 'parent', parent, 'depth', depth,
+  'status', 'queued', 'attempt', 0, 'losses', 0, 'lost', 0, 'log_next', 0, 'created', now,
+  'last_activity', now, 'call_key', call_key, 'call', call, 'published', 0)
+redis.call('ZADD', KEYS[2], now, id)
+redis.call('SADD', KEYS[3], id)
+if call_key ~= '' then redis.call('HSET', KEYS[4], call_key, id) end
+redis.call('HINCRBY', prefix .. 'tree:' .. root, 'live', 1)
+redis.call('HINCRBY', prefix .. 'tree:' .. root, 'total', 1)
+-- Due soon: a publisher that dies before it marks the message leaves the rest to the reaper.
+redis.call('ZADD', KEYS[5], now + num(ARGV[12]), id)
+return {'accepted', id, depth, now}

@@ -1,0 +1,533 @@
+"""Store: the record of tasks. Typed answers come out, never a raw reply."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from dsh_tasks.errors import LimitReached, OwnerNotRunning, StoreUnavailable, TaskNotFound
+from dsh_tasks.seed import Seed
+from dsh_tasks.settings import Settings
+from dsh_tasks.store import seeds
+from dsh_tasks.store.connection import Link
+from dsh_tasks.store.keys import Keys
+from dsh_tasks.task import Cause, Outcome, Status, Task, Usage, cut_detail, cut_text
+
+PUBLISH_WITHIN_MS = 2_000
+"""A message not published by then is published by a reaper."""
+ANSWER_MS = 60_000
+NODES_PER_KILL = 1_000
+
+NO_FENCE = ("", "")
+
+
+@dataclass(frozen=True, slots=True)
+class Fence:
+    """What proves that a child that acts is the running attempt of its task (rule 3)."""
+
+    attempt: int
+    token: str
+
+
+@dataclass(frozen=True, slots=True)
+class NewTask:
+    """What `submit` writes."""
+
+    id: str
+    owner: str
+    header_depth: int
+    """Depth that the owner's log header states; counts only where the owner is no recorded task."""
+    label: str
+    provider: str
+    engine: str
+    prompt: str
+    """JSON list of content blocks."""
+    policy: str
+    """JSON of the Policy."""
+    header: str
+    """JSON of the header of the child's own log; its depth is set from the record."""
+    depth_cap: int
+    seed: Seed
+    call_key: str
+    call: str
+    """JSON of what a repeated call must equal."""
+
+
+@dataclass(frozen=True, slots=True)
+class Accepted:
+    """The record exists."""
+
+    task_id: str
+    depth: int
+    repeated: bool
+    call: str
+    """JSON of the first call under this key."""
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """A record with its private parts, as a worker needs it."""
+
+    task: Task
+    prompt: tuple[Mapping[str, Any], ...]
+    policy: str
+    header: Mapping[str, Any]
+    seed_digest: str
+    log_next: int
+    structured: Any
+    has_structured: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Claimed:
+    """This attempt is ours."""
+
+    record: Record
+    attempt: int
+    lease_until_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class NotClaimed:
+    """Somebody else has it, it has ended, it pauses, or there is no such record."""
+
+    why: str
+    """`taken`, `over`, `paused` or `missing`."""
+    status: str = ""
+    until_ms: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class FencedOff:
+    """The write was not this attempt's to make."""
+
+    status: str
+
+
+@dataclass(frozen=True, slots=True)
+class Settled:
+    """The task has ended with this status (a kill wins over what the attempt said)."""
+
+    status: Status
+    at_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class KillReceipt:
+    """What a kill took, each with the status before; or that the task had ended already."""
+
+    task_id: str
+    accepted: bool
+    status: Status
+    """Status of the task itself before the kill."""
+    took: tuple[tuple[str, Status], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class DueTask:
+    """A queued task whose message is to be published."""
+
+    task_id: str
+    attempt: int
+    label: str
+    provider: str
+    depth: int
+    owner: str
+
+
+@dataclass(frozen=True, slots=True)
+class OutputPage:
+    """A record and a page of its final text."""
+
+    record: Record
+    page: bytes
+
+
+class Store:
+    """One installation's records, through one link."""
+
+    def __init__(self, link: Link, settings: Settings) -> None:
+        self.link = link
+        self.settings = settings
+        self.keys = Keys(settings.prefix)
+
+    # -- accept ---------------------------------------------------------------------------------
+
+    async def submit(self, new: NewTask, *, fence: Fence | None = None) -> Accepted:
+        """Accept one child in one step; uploads what the server lacks of its seed.
+
+        Raises LimitReached, OwnerNotRunning, StoreUnavailable; then nothing remains but chunks that expire.
+        """
+        for _ in range(4):
+            answer = await self.link.script("submit", self._submit_keys(new), self._submit_args(new, fence))
+            match answer[0]:
+                case b"accepted":
+                    return Accepted(new.id, int(answer[2]), repeated=False, call=new.call)
+                case b"repeat":
+                    return Accepted(answer[1].decode(), int(answer[3]), repeated=True, call=answer[2].decode())
+                case b"limit":
+                    raise limit_reached(answer[1].decode(), int(answer[2]), int(answer[3]))
+                case b"not_running":
+                    raise OwnerNotRunning(new.owner, status=answer[1].decode())
+            missing = {digest.decode() for digest in answer[1:]}
+            await seeds.upload(self.link, self.keys, new.seed, missing, expiry_ms=self.settings.chunk_expiry_ms)
+        msg = "seed chunks vanish faster than they are uploaded"
+        raise StoreUnavailable(msg)
+
+    def _submit_keys(self, new: NewTask) -> list[str]:
+        k = self.keys
+        return [
+            k.task(new.id),
+            k.index(new.owner),
+            k.live(new.owner),
+            k.calls(new.owner),
+            k.due,
+            k.seed(new.seed.digest),
+            k.task(new.owner),
+        ]
+
+    def _submit_args(self, new: NewTask, fence: Fence | None) -> list[str | bytes | int | float]:
+        attempt, token = (fence.attempt, fence.token) if fence else NO_FENCE
+        has_seed = bool(new.seed.events)
+        digests = list(dict.fromkeys(chunk.digest for chunk in new.seed.chunks)) if has_seed else []
+        fields: dict[str, str | int] = {
+            "v": 1,
+            "label": new.label,
+            "provider": new.provider,
+            "engine": new.engine,
+            "prompt": new.prompt,
+            "policy": new.policy,
+            "header": new.header,
+            "seed": new.seed.digest if has_seed else "",
+            "seed_turns": new.seed.turns,
+            "seed_events": len(new.seed.events),
+            "seed_bytes": new.seed.raw_bytes if has_seed else 0,
+        }
+        flat = [part for pair in fields.items() for part in pair]
+        return [
+            self.keys.prefix,
+            new.id,
+            new.owner,
+            attempt,
+            token,
+            new.header_depth,
+            new.depth_cap,
+            self.settings.live_per_owner,
+            new.call_key,
+            new.call,
+            json.dumps(digests) if has_seed else "",
+            PUBLISH_WITHIN_MS,
+            *flat,
+        ]
+
+    async def mark_published(self, task_id: str) -> None:
+        """The message is out; the task is due again only if it stays queued."""
+        await self.link.script("mark", [self.keys.due], [task_id, self.settings.republish_ms])
+
+    async def due(self, most: int = 100) -> list[DueTask]:
+        """Queued tasks that want a message now; each is moved on."""
+        answer = await self.link.script(
+            "due", [self.keys.due], [self.keys.prefix, most, self.settings.republish_ms]
+        )
+        return due_tasks(answer)
+
+    # -- one attempt ----------------------------------------------------------------------------
+
+    async def claim(self, task_id: str, token: str, worker: str) -> Claimed | NotClaimed:
+        """Take a queued task as its next attempt."""
+        k = self.keys
+        answer = await self.link.script(
+            "claim", [k.task(task_id), k.leases, k.due], [task_id, token, self.settings.lease_ms, worker]
+        )
+        match answer[0]:
+            case b"claimed":
+                record = record_of(answer[4:], now_ms=int(answer[3]))
+                return Claimed(record, int(answer[1]), int(answer[2]))
+            case b"over":
+                return NotClaimed("over", status=answer[1].decode())
+            case b"paused":
+                return NotClaimed("paused", until_ms=int(answer[1]))
+            case b"taken":
+                return NotClaimed("taken")
+        return NotClaimed("missing")
+
+    async def append(
+        self, task_id: str, fence: Fence, first: int, rows: Sequence[bytes], *, ended_steps: int, activity: str
+    ) -> int | FencedOff:
+        """Write rows after the first `first` own rows; returns how many there are now."""
+        k = self.keys
+        answer = await self.link.script(
+            "append",
+            [k.task(task_id), k.log(task_id)],
+            [fence.attempt, fence.token, first, ended_steps, activity, *rows],
+        )
+        if answer[0] == b"ok":
+            return int(answer[1])
+        if answer[0] == b"fenced":
+            return FencedOff(answer[1].decode())
+        msg = f"row {first} does not continue the log, which wants {int(answer[1])}"
+        raise StoreUnavailable(msg)
+
+    async def settle(
+        self, task_id: str, root: str, fence: Fence, outcome: Outcome, first: int, rows: Sequence[bytes]
+    ) -> Settled | FencedOff:
+        """End the task: status, output, notice, released limits and usage in one step."""
+        k = self.keys
+        output, cut = self._bounded(outcome.output)
+        detail = outcome.detail + (f"; output cut at {len(output)} bytes" if cut else "")
+        answer = await self.link.script(
+            "settle",
+            [k.task(task_id), k.log(task_id), k.output(task_id), k.tree(root)],
+            [
+                k.prefix,
+                task_id,
+                fence.attempt,
+                fence.token,
+                outcome.status.value,
+                outcome.cause.value if outcome.cause else "",
+                cut_detail(detail),
+                output,
+                len(output),
+                "1" if outcome.partial or cut else "0",
+                json.dumps(outcome.structured) if outcome.has_structured else "",
+                outcome.usage.input_tokens,
+                outcome.usage.output_tokens,
+                outcome.usage.model_calls,
+                first,
+                *rows,
+            ],
+        )
+        if answer[0] == b"settled":
+            return Settled(Status(answer[1].decode()), int(answer[2]))
+        return FencedOff(answer[1].decode())
+
+    def _bounded(self, text: str) -> tuple[bytes, bool]:
+        raw = text.encode("utf-8", "replace")
+        if len(raw) <= self.settings.output_max_bytes:
+            return raw, False
+        return cut_text(text, self.settings.output_max_bytes).encode(), True
+
+    async def hand_back(self, task_id: str, fence: Fence) -> bool:
+        """Give the attempt back without a loss; True where it is queued again."""
+        k = self.keys
+        answer = await self.link.script(
+            "hand_back",
+            [k.task(task_id), k.leases, k.due],
+            [k.prefix, task_id, fence.attempt, fence.token, PUBLISH_WITHIN_MS],
+        )
+        return bool(answer[0] == b"queued")
+
+    # -- from outside ---------------------------------------------------------------------------
+
+    async def kill(
+        self,
+        task_id: str,
+        *,
+        caller: str,
+        token: str,
+        cause: Cause,
+        detail: str,
+        fence: Fence | None = None,
+    ) -> KillReceipt:
+        """Kill a task and all below it. `caller` '' is the operator.
+
+        Raises TaskNotFound for ids that are not the caller's or below, OwnerNotRunning.
+        """
+        took: list[tuple[str, Status]] = []
+        for step in range(1_000):
+            answer = await self._kill_step(
+                task_id, caller=caller, token=f"{token}:{step}", cause=cause, detail=detail, fence=fence
+            )
+            match answer[0]:
+                case b"missing":
+                    raise TaskNotFound(task_id)
+                case b"not_running":
+                    raise OwnerNotRunning(caller, status=answer[1].decode())
+                case b"over":
+                    status = Status(answer[1].decode())
+                    return KillReceipt(task_id, bool(took), took[0][1] if took else status, tuple(took))
+            names = [part.decode() for part in answer[2:]]
+            took += [
+                (name, Status(status)) for name, status in zip(names[::2], names[1::2], strict=True) if name
+            ]
+            if int(answer[1]) == 0:
+                break
+        return KillReceipt(task_id, True, took[0][1] if took else Status.STOPPING, tuple(took))
+
+    async def _kill_step(
+        self, task_id: str, *, caller: str, token: str, cause: Cause, detail: str, fence: Fence | None
+    ) -> Any:
+        k = self.keys
+        attempt, fence_token = (fence.attempt, fence.token) if fence else NO_FENCE
+        return await self.link.script(
+            "kill",
+            [k.task(task_id), k.answer(token), k.kills],
+            [
+                k.prefix,
+                task_id,
+                caller,
+                attempt,
+                fence_token,
+                cause.value,
+                cut_detail(detail),
+                self.settings.notice_hold_ms,
+                self.settings.kill_deadline_ms,
+                ANSWER_MS,
+                NODES_PER_KILL,
+            ],
+        )
+
+    async def read(
+        self, task_id: str, *, caller: str, offset: int = 0, length: int = 0, hold: bool = False
+    ) -> OutputPage:
+        """A record with `length` bytes of its text from `offset`. Raises TaskNotFound."""
+        answer = await self.link.script(
+            "read",
+            [self.keys.task(task_id), self.keys.output(task_id)],
+            [
+                self.keys.prefix,
+                task_id,
+                caller,
+                offset,
+                length,
+                self.settings.notice_hold_ms if hold else 0,
+            ],
+        )
+        if answer[0] == b"missing":
+            raise TaskNotFound(task_id)
+        return OutputPage(record_of(answer[3:], now_ms=int(answer[1])), answer[2])
+
+    async def own_rows(self, task_id: str, start: int = 0, most: int | None = None) -> list[bytes]:
+        """The child's own rows from place `start`, as JSON."""
+        args: list[str | bytes | int | float] = ["XRANGE", self.keys.log(task_id), f"{start + 1}-0", "+"]
+        if most is not None:
+            args += ["COUNT", most]
+        return [fields[1] for _, fields in _entries(await self.link.command(*args))]
+
+    async def started_by(self, sessions: Sequence[str]) -> list[list[str]]:
+        """Ids of the tasks that each session started, in order of acceptance."""
+        async with self.link.client.pipeline(transaction=False) as pipe:
+            for session in sessions:
+                pipe.zrange(self.keys.index(session), 0, -1)
+            found = await self.link.within(pipe.execute())
+        return [[one.decode() for one in ids] for ids in found]
+
+    async def tasks(self, ids: Sequence[str]) -> list[Task]:
+        """Records by id; ids without a record are left out."""
+        if not ids:
+            return []
+        async with self.link.client.pipeline(transaction=False) as pipe:
+            pipe.time()
+            for task_id in ids:
+                pipe.hmget(self.keys.task(task_id), LISTED)
+            seconds_micros, *found = await self.link.within(pipe.execute())
+        now_ms = seconds_micros[0] * 1000 + seconds_micros[1] // 1000
+        return [
+            task_of({n: v for n, v in zip(LISTED, values, strict=True) if v is not None}, now_ms=now_ms)
+            for values in found
+            if values[0] is not None
+        ]
+
+    async def roots(self) -> list[str]:
+        """Sessions that started something: by scanning, for operators only."""
+        prefix = self.keys.index("")
+        return sorted(
+            [key.decode()[len(prefix) :] async for key in self.link.client.scan_iter(prefix + "*", count=1000)]
+        )
+
+
+LISTED = (
+    "id owner root parent depth label provider engine status attempt cause detail created started ended "
+    "lease_until last_activity losses worker activity seed_turns seed_events seed_bytes output_bytes partial "
+    "input_tokens output_tokens model_calls"
+).split()
+
+
+def limit_reached(name: str, value: int, cap: int) -> LimitReached:
+    """The refusal of `submit` in words."""
+    if name == "depth":
+        way_out = "this session is at the greatest depth and may not delegate; do the work here"
+    else:
+        way_out = "wait for a child to end or kill one"
+    return LimitReached(name, value=value, cap=cap, way_out=way_out)
+
+
+def due_tasks(answer: Sequence[bytes]) -> list[DueTask]:
+    """The answer of `due`, typed."""
+    parts = [part.decode() for part in answer]
+    return [
+        DueTask(parts[i], int(parts[i + 1]), parts[i + 2], parts[i + 3], int(parts[i + 4]), parts[i + 5])
+        for i in range(0, len(parts), 6)
+    ]
+
+
+def record_of(flat: Sequence[bytes], *, now_ms: int) -> Record:
+    """A record from the flat pairs of HGETALL."""
+    raw = {name.decode(): value for name, value in zip(flat[::2], flat[1::2], strict=True)}
+    structured = raw.get("structured")
+    return Record(
+        task=task_of(raw, now_ms=now_ms),
+        prompt=tuple(json.loads(raw["prompt"])),
+        policy=raw["policy"].decode(),
+        header=json.loads(raw["header"]),
+        seed_digest=raw["seed"].decode(),
+        log_next=int(raw.get("log_next", 0)),
+        structured=json.loads(structured) if structured else None,
+        has_structured=structured is not None,
+    )
+
+
+def task_of(raw: Mapping[str, bytes], *, now_ms: int) -> Task:
+    """The public part of a record."""
+
+    def text(name: str) -> str:
+        return raw.get(name, b"").decode()
+
+    def number(name: str) -> int:
+        return int(float(raw.get(name, b"0")))
+
+    def maybe(name: str) -> int | None:
+        return number(name) if name in raw else None
+
+    cause = text("cause")
+    return Task(
+        id=text("id"),
+        owner=text("owner"),
+        root=text("root"),
+        parent=text("parent") or None,
+        depth=number("depth"),
+        label=text("label"),
+        provider=text("provider"),
+        engine=text("engine"),
+        status=Status(text("status")),
+        attempt=number("attempt"),
+        cause=Cause(cause) if cause else None,
+        detail=text("detail"),
+        created_ms=number("created"),
+        started_ms=maybe("started"),
+        ended_ms=maybe("ended"),
+        lease_until_ms=maybe("lease_until"),
+        last_activity_ms=number("last_activity"),
+        losses=number("losses"),
+        worker=text("worker") or None,
+        activity=text("activity"),
+        seed_turns=number("seed_turns"),
+        seed_events=number("seed_events"),
+        seed_bytes=number("seed_bytes"),
+        output_bytes=number("output_bytes"),
+        partial=text("partial") == "1",
+        has_output=number("output_bytes") > 0,
+        usage=Usage(number("input_tokens"), number("output_tokens"), number("model_calls")),
+        now_ms=now_ms,
+    )
+
+
+def _entries(raw: Iterable[Any]) -> Iterable[tuple[bytes, list[bytes]]]:
+    """Stream entries, whether redis-py parsed them into dicts or not."""
+    for entry_id, fields in raw:
+        if isinstance(fields, dict):
+            yield entry_id, [part for pair in fields.items() for part in pair]
+        else:
+            yield entry_id, fields
