@@ -327,18 +327,17 @@ class Store:
         *,
         caller: str,
         token: str,
-        cause: Cause,
         detail: str,
         fence: Fence | None = None,
     ) -> KillReceipt:
-        """Kill a task and all below it. `caller` '' is the operator.
+        """Kill a task and all below it. `caller` '' is the operator; the cause follows from who asks.
 
         Raises TaskNotFound for ids that are not the caller's or below, OwnerNotRunning.
         """
         took: list[tuple[str, Status]] = []
         for step in range(1_000):
             answer = await self._kill_step(
-                task_id, caller=caller, token=f"{token}:{step}", cause=cause, detail=detail, fence=fence
+                task_id, caller=caller, token=f"{token}:{step}", detail=detail, fence=fence
             )
             match answer[0]:
                 case b"missing":
@@ -357,7 +356,7 @@ class Store:
         return KillReceipt(task_id, True, took[0][1] if took else Status.STOPPING, tuple(took))
 
     async def _kill_step(
-        self, task_id: str, *, caller: str, token: str, cause: Cause, detail: str, fence: Fence | None
+        self, task_id: str, *, caller: str, token: str, detail: str, fence: Fence | None
     ) -> Any:
         k = self.keys
         attempt, fence_token = (fence.attempt, fence.token) if fence else NO_FENCE
@@ -370,7 +369,6 @@ class Store:
                 caller,
                 attempt,
                 fence_token,
-                cause.value,
                 cut_detail(detail),
                 self.settings.notice_hold_ms,
                 self.settings.kill_deadline_ms,

@@ -144,3 +144,8 @@ class Wakeups:
             with contextlib.suppress(asyncio.CancelledError):
                 await self._listener
             self._listener = None
+
+    async def disconnect(self) -> None:
+        """Close the connections too."""
+        await self._client.aclose()
+        await self._client.connection_pool.disconnect()

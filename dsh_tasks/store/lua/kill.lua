@@ -1,7 +1,7 @@
 #!lua flags=allow-oom
 -- kill: a task and all below it: what is queued ends here, what runs is told to stop. Keeps rules 2, 4, 9.
 -- KEYS task answer kills
--- ARGV prefix id caller fence_attempt fence_token cause detail hold_ms deadline_ms answer_ms most
+-- ARGV prefix id caller fence_attempt fence_token detail hold_ms deadline_ms answer_ms most
 --   caller: session of the asker, '' for the operator. most: nodes that one step takes; the rest follow by `kills`.
 -- derived: index:<session> of the subtree, what finish() touches
 -- returns {"killed", more, id, status before ..} in pre-order | {"over", status} | {"missing"} | {"not_running", status}
@@ -18,10 +18,14 @@ local resumed = redis.call('ZSCORE', KEYS[3], id)
 if is_terminal(r[1]) and not resumed then return {'over', r[1]} end
 
 local now = now_ms()
-local hold = 0
-if caller == r[2] then hold = now + num(ARGV[8]) end
+local hold, top_cause = 0, 'ancestor'
+if caller == '' then top_cause = 'operator' end
+if caller == r[2] then
+  top_cause = 'owner'
+  hold = now + num(ARGV[7])
+end
 local took, stopping = {}, {}
-local stack, most = {id}, num(ARGV[11])
+local stack, most = {id}, num(ARGV[10])
 local more = 0
 while #stack > 0 do
   if #took >= most * 2 then more = 1; break end
@@ -29,15 +33,15 @@ while #stack > 0 do
   local key = task_key(prefix, at)
   local status = redis.call('HGET', key, 'status')
   local cause, detail, silent, held = 'ancestor', 'killed with ' .. id, true, 0
-  if at == id then cause, detail, silent, held = ARGV[6], ARGV[7], false, hold end
+  if at == id then cause, detail, silent, held = top_cause, ARGV[6], false, hold end
   if status == 'queued' then
     finish(prefix, at, 'killed', cause, detail, now, held, silent)
     took[#took + 1] = at
     took[#took + 1] = status
   elseif status == 'running' then
     redis.call('HSET', key, 'status', 'stopping', 'stop_cause', cause, 'stop_detail', detail,
-      'stop_hold', held, 'stop_until', now + num(ARGV[9]))
-    redis.call('ZADD', prefix .. 'stops', now + num(ARGV[9]), at)
+      'stop_hold', held, 'stop_silent', silent and '1' or '0', 'stop_until', now + num(ARGV[8]))
+    redis.call('ZADD', prefix .. 'stops', now + num(ARGV[8]), at)
     took[#took + 1] = at
     took[#took + 1] = status
     stopping[#stopping + 1] = at
@@ -52,5 +56,5 @@ if more == 1 then redis.call('ZADD', KEYS[3], now, id) else redis.call('ZREM', K
 if #stopping > 0 then redis.call('PUBLISH', prefix .. 'control', cjson.encode(stopping)) end
 local answer = {'killed', more}
 for _, value in ipairs(took) do answer[#answer + 1] = value end
-redis.call('SET', KEYS[2], cjson.encode(answer), 'PX', ARGV[10])
+redis.call('SET', KEYS[2], cjson.encode(answer), 'PX', ARGV[9])
 return answer

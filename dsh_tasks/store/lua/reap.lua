@@ -8,7 +8,7 @@
 local prefix, id = ARGV[1], ARGV[2]
 local now = now_ms()
 local r = redis.call('HMGET', KEYS[1], 'status', 'lease_until', 'stop_until', 'losses', 'lost', 'stop_cause',
-  'stop_detail', 'stop_hold')
+  'stop_detail', 'stop_hold', 'stop_silent')
 local status = r[1]
 if status ~= 'running' and status ~= 'stopping' then
   redis.call('ZREM', KEYS[2], id)
@@ -21,7 +21,7 @@ if status == 'stopping' then
   redis.call('HDEL', KEYS[1], 'token')
   local detail = 'worker did not confirm'
   if (r[7] or '') ~= '' then detail = r[7] .. '; ' .. detail end
-  finish(prefix, id, 'killed', r[6] or 'owner', detail, now, num(r[8]), r[6] == 'ancestor')
+  finish(prefix, id, 'killed', r[6] or 'owner', detail, now, num(r[8]), r[9] == '1')
   return {'killed'}
 end
 if not expired then return {'alive'} end

@@ -7,7 +7,7 @@
 -- returns {"settled", status, now} | {"fenced", status}
 local prefix, id = ARGV[1], ARGV[2]
 local r = redis.call('HMGET', KEYS[1], 'status', 'attempt', 'token', 'log_next', 'stop_cause', 'stop_detail',
-  'settled_by', 'ended', 'stop_hold')
+  'settled_by', 'ended', 'stop_hold', 'stop_silent')
 local status = r[1] or 'missing'
 -- The same settlement again: the reply was lost, not the write.
 if is_terminal(status) and r[7] == ARGV[4] then return {'settled', status, num(r[8])} end
@@ -37,5 +37,5 @@ for i, name in ipairs({'input_tokens', 'output_tokens', 'model_calls'}) do
   redis.call('HINCRBY', KEYS[4], name, num(ARGV[11 + i]))
 end
 redis.call('HDEL', KEYS[1], 'token')
-finish(prefix, id, final, cause, detail, now, hold, cause == 'ancestor')
+finish(prefix, id, final, cause, detail, now, hold, r[10] == '1')
 return {'settled', final, now}

@@ -1,0 +1,212 @@
+"""The delegation tool: one provider under one name; starts a child and waits for it, or leaves it running."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from dsh_tasks.config import SubagentToolConfig
+from dsh_tasks.errors import DshTasksError, OptionRefused
+from dsh_tasks.task import Status, cut_detail
+from dsh_tasks.tools import wording
+from dsh_tasks.tools.base import (
+    Aborted,
+    Call,
+    Output,
+    Run,
+    TaskClient,
+    Tool,
+    ToolResult,
+    caller_of,
+    errored,
+    flag_in,
+    only,
+    refused,
+    text_in,
+    to_the_end,
+    until_aborted,
+)
+
+
+class SubagentTool(Tool):
+    """`subagent(description, prompt, run_in_background?)` over one provider; its config fixes the policy."""
+
+    def __init__(self, client: TaskClient, config: SubagentToolConfig) -> None:
+        super().__init__(client)
+        self.config = config
+
+    @property
+    def name(self) -> str:
+        """The configured `toolName`."""
+        return self.config.tool_name
+
+    @property
+    def exclusive(self) -> bool:
+        """Children may share a workspace: alone, unless the operator declares the calls safe to overlap."""
+        return not self.config.overlapping_calls
+
+    @property
+    def is_available(self) -> bool:
+        """The tool exists only while its provider does. At the depth cap it stays."""
+        return self.config.provider in self._client.registry
+
+    @property
+    def background(self) -> wording.Background:
+        """What a background call does."""
+        return self.config.background_mode if self.config.enable_run_in_background else "disabled"
+
+    @property
+    def description(self) -> str:
+        """The configured text, else the one for what the provider passes on."""
+        if self.config.description is not None:
+            return self.config.description
+        return wording.tool_description(self._sees(), self.background)
+
+    @property
+    def parameters(self) -> dict[str, Any]:
+        """The arguments; `run_in_background` only where it is enabled."""
+        properties = {
+            "description": {"type": "string", "description": wording.DESCRIPTION_TEXT},
+            "prompt": {"type": "string", "description": wording.prompt_text(self._sees())},
+        }
+        if self.background != "disabled":
+            text = wording.BACKGROUND_TEXT[self.background]
+            properties["run_in_background"] = {"type": "boolean", "description": text}
+        return {
+            "type": "object",
+            "properties": properties,
+            "required": ["description", "prompt"],
+            "additionalProperties": False,
+        }
+
+    def _sees(self) -> str | None:
+        return wording.inherited(self._client.registry.get(self.config.provider))
+
+    async def _run(self, arguments: Mapping[str, Any], call: Call) -> ToolResult:
+        only(arguments, ("description", "prompt", "run_in_background"))
+        description = text_in(arguments, "description")
+        prompt = text_in(arguments, "prompt")
+        in_background = flag_in(arguments, "run_in_background")
+        if in_background and self.background == "disabled":
+            raise OptionRefused("run_in_background", "this tool has no background mode; leave it out")
+        if in_background and self.background == "continuable":
+            raise OptionRefused("run_in_background", "continuable children are not built yet; leave it out")
+        try:
+            run = await self._start(description, prompt, call, in_background=in_background)
+        except Aborted:
+            return errored("the call was aborted before the subagent was started", code="aborted")
+        if in_background:
+            value = {"kind": "background", "taskId": run.id}
+            return ToolResult(value, f"started background subagent task {run.id}")
+        return await self._foreground(run, call)
+
+    async def _start(self, description: str, prompt: str, call: Call, *, in_background: bool) -> Run:
+        client = caller_of(self._client, call)
+        starting = client.start(
+            self.config.provider,
+            parent=call.session,
+            prompt=prompt,
+            label=description,
+            agent_options=self.config.agent_options,
+            tool_filter=self.config.tool_filter,
+            persona=self.config.persona,
+            output_schema=self.config.output_schema,
+            max_depth=self.config.max_depth,
+            key=call.repeat_key,
+            mode="background" if in_background else "foreground",
+            instance=self.name,
+        )
+        return await until_aborted(starting, call.abort)
+
+    async def _foreground(self, run: Run, call: Call) -> ToolResult:
+        """Wait for the end and dispose, whatever comes: the end, a fault, an abort, a cancellation."""
+        try:
+            result = await self._result(run, call)
+        finally:
+            disposal = await _disposal(run)
+        return result if disposal is None else _with_disposal(run, result, disposal)
+
+    async def _result(self, run: Run, call: Call) -> ToolResult:
+        try:
+            output = await until_aborted(run.result(), call.abort)
+        except Aborted:
+            return errored(
+                f"the call was aborted and subagent {run.id} was stopped", code="aborted", runId=run.id
+            )
+        except DshTasksError as error:
+            return refused(error)
+        except Exception as error:  # noqa: BLE001 - the model gets a sentence, never a traceback
+            return errored(_diagnostic(error), code="error", runId=run.id)
+        if output.task.status is Status.COMPLETED:
+            return _completed(run, output)
+        return self._not_completed(run, output)
+
+    def _not_completed(self, run: Run, output: Output) -> ToolResult:
+        task = output.task
+        facts = {
+            "code": "not_completed",
+            "runId": run.id,
+            "status": task.status.value,
+            "cause": task.cause.value if task.cause is not None else None,
+        }
+        message = wording.ending(task)
+        if not output.text:
+            return errored(message, **facts)
+        if not self.config.partial_output_in_errors:
+            return errored(f"{message}; {wording.PARTIAL_HINT}", **facts)
+        result = errored(message, **facts, partialOutput=output.text)
+        return ToolResult(
+            result.value, f"{result.text}\n{wording.PARTIAL_MARK}\n{output.text}", is_error=True
+        )
+
+
+def _completed(run: Run, output: Output) -> ToolResult:
+    if output.has_structured:
+        blocks, text = [output.structured], json.dumps(output.structured, ensure_ascii=False)
+    elif output.text:
+        blocks, text = [{"type": "text", "text": output.text}], output.text
+    else:
+        blocks, text = [], wording.NO_OUTPUT
+    if output.next_offset is not None and not output.has_structured:
+        text += (
+            f"\n[output: {output.next_offset} of {output.total_bytes} bytes shown; continue with "
+            f"task_output, task_id {run.id}, offset {output.next_offset}]"
+        )
+    return ToolResult({"kind": "foreground", "runId": run.id, "output": blocks}, text)
+
+
+async def _disposal(run: Run) -> Exception | None:
+    """Dispose of the run to the end, also under a cancellation; what went wrong, or None."""
+    try:
+        await to_the_end(run.dispose())
+    except asyncio.CancelledError:
+        raise
+    except Exception as error:  # noqa: BLE001 - kept beside the result's own diagnostic
+        return error
+    return None
+
+
+def _with_disposal(run: Run, result: ToolResult, error: Exception) -> ToolResult:
+    """An errored result that keeps both diagnostics, or the only one."""
+    also = f"disposing of subagent {run.id} failed: {_diagnostic(error)}"
+    if not result.is_error:
+        message = f"{also}; it had completed and its output can be read with task_output"
+        return errored(message, code="not_disposed", runId=run.id)
+    value = {
+        **result.value,
+        "message": f"{result.value['message']}; and {also}",
+        "disposal": _diagnostic(error),
+    }
+    first, newline, rest = result.text.partition("\n")
+    return ToolResult(value, f"{first}; and {also}{newline}{rest}", is_error=True)
+
+
+def _diagnostic(error: Exception) -> str:
+    """At most 4096 bytes of one line, without addresses: these may hold a password."""
+    if isinstance(error, DshTasksError):
+        return error.message
+    words = " ".join(re.sub(r"\w+://\S+", "<address>", str(error)).split())
+    return cut_detail(f"{type(error).__name__}: {words}" if words else type(error).__name__)

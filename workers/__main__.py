@@ -1,0 +1,44 @@
+"""`python -m workers`: one worker process; `dsh-tasks worker` starts it."""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import sys
+
+from dsh_tasks.errors import DshTasksError
+from dsh_tasks.settings import load
+from dsh_tasks.store.locate import located
+from workers.app import build, serve, worker_name
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Parse, build, serve. Exit codes as in the README."""
+    parser = argparse.ArgumentParser(prog="dsh-tasks worker")
+    parser.add_argument("--concurrency", type=int, default=None)
+    parser.add_argument("--loglevel", default="WARNING")
+    parser.add_argument("--name", default=None, help="worker name, unique in the installation")
+    given = parser.parse_args(argv)
+    logging.basicConfig(
+        level=given.loglevel.upper(), format="%(asctime)s %(levelname)s %(name)s %(message)s", stream=sys.stderr
+    )
+    try:
+        settings = located(load())
+        host = build(settings)
+    except DshTasksError as error:
+        print(f"dsh-tasks worker: {error.message}", file=sys.stderr)
+        return error.exit_code
+    slots = given.concurrency or settings.concurrency
+    name = given.name or worker_name().replace(":", "-")
+    return serve(
+        host,
+        [
+            *("--pool", "threads", "--concurrency", str(slots), "--events"),
+            *("--without-gossip", "--without-mingle"),
+            *("--hostname", f"{name}@%h", "--loglevel", given.loglevel.upper()),
+        ],
+    )
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,148 @@
+"""App: builds a worker process and hands everything to everyone; the only such place."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import socket
+from collections.abc import Mapping
+from typing import Any
+
+from celery import Celery
+from celery.signals import worker_ready, worker_shutdown, worker_shutting_down
+
+from dsh_tasks.client import Publisher
+from dsh_tasks.config import Config, load_config
+from dsh_tasks.errors import StoreUnavailable
+from dsh_tasks.queue import Message, make_app, publish
+from dsh_tasks.settings import Settings
+from dsh_tasks.store import Link, Store, Wakeups, connect, connect_sync
+from workers import tasks
+from workers.attempt import Attempt
+from workers.delegation import Delegation
+from workers.engines.agent.engine import AgentEngine
+from workers.engines.base import Engine
+from workers.engines.scripted import NoopEngine, ScriptedEngine
+from workers.heartbeat import Heartbeat
+from workers.loop import EventLoop
+from workers.reaper import Reaper
+from workers.runner import Runner
+
+log = logging.getLogger(__name__)
+
+LEAVE_WITHIN_S = 20.0
+
+
+def worker_name() -> str:
+    """Host and pid: what a record names as its worker."""
+    return f"{socket.gethostname()}:{os.getpid()}"
+
+
+class Host:
+    """One worker process: event loop, runner, heartbeat, reaper, control listener."""
+
+    def __init__(self, settings: Settings, config: Config, *, engines: Mapping[str, Engine] | None = None) -> None:
+        assert settings.redis_url is not None
+        self.settings = settings
+        self.app: Celery = make_app(settings)
+        self.loop = EventLoop()
+        url, timeout_ms = settings.redis_url, settings.call_timeout_ms
+        store = Store(Link(connect(url, timeout_ms=timeout_ms), timeout_ms=timeout_ms), settings)
+        self.wakeups = Wakeups(connect(url, timeout_ms=timeout_ms, pool_size=2, listens=True))
+        self.publisher = Publisher(self.app)
+        self.runner = Runner(
+            store,
+            engines if engines is not None else build_engines(config),
+            worker=worker_name(),
+            model=settings.model,
+        )
+        self.runner.published = self._republish  # type: ignore[method-assign]
+        delegation = Delegation(store, self.wakeups, self.publisher, self.runner, config)
+        self.runner.use_tools(delegation.tools_for)
+        self.heartbeat = Heartbeat(
+            connect_sync(url, timeout_ms=timeout_ms), settings, self.runner, self.loop
+        )
+        self.reaper = Reaper(connect_sync(url, timeout_ms=timeout_ms), settings, self._publish)
+        tasks.register(self.app, self.run)
+
+    def start(self) -> None:
+        """Start the loop and the threads beside it."""
+        self.loop.start()
+        self.loop.submit(self._listen())
+        self.heartbeat.start()
+        self.reaper.start()
+
+    def run(self, task_id: str) -> str:
+        """What a Celery slot does: park until the child has ended."""
+        return self.loop.submit(self.runner.run(task_id)).result()
+
+    def leave(self) -> None:
+        """Hand everything back; called from Celery's shutdown, so that a warm one ends at once."""
+        self.loop.loop.call_soon_threadsafe(self.runner.leave)
+
+    def stop(self) -> None:
+        """End what `start` began, after the attempts are gone."""
+        try:
+            self.loop.submit(self.runner.idle()).result(timeout=LEAVE_WITHIN_S)
+        except TimeoutError:
+            log.warning("attempts that did not stop are left to their leases")
+        self.heartbeat.stop()
+        self.reaper.stop()
+        self.loop.stop()
+        self.publisher.close()
+
+    async def _listen(self) -> None:
+        async for payload in self.wakeups.messages(self.runner.store.keys.control):
+            for task_id in json.loads(payload):
+                self.runner.stop(task_id)
+
+    def _publish(self, message: Message) -> None:
+        publish(self.app, message)
+
+    async def _republish(self, attempt: Attempt) -> None:
+        """After a hand-back: the message that another worker takes."""
+        child = attempt.child
+        message = Message(
+            child.task_id, child.attempt, child.label, child.provider, child.depth, child.header.parent_session or ""
+        )
+        try:
+            await self.publisher.publish(message)
+        except StoreUnavailable:
+            log.info("task %s handed back, its message follows", child.task_id)
+
+
+def build_engines(config: Config) -> dict[str, Engine]:
+    """The engines that a worker has."""
+    return {
+        "agent": AgentEngine(tools=config.agent.tools),
+        "noop": NoopEngine(),
+        "scripted": ScriptedEngine(),
+    }
+
+
+def build(settings: Settings) -> Host:
+    """A host from settings and settings file. Raises ConfigRefused."""
+    return Host(settings, load_config(settings.config, settings=settings))
+
+
+def serve(host: Host, arguments: list[str]) -> int:
+    """Run Celery's worker in this process until it is told to end; returns the exit code."""
+
+    def begin(**_: Any) -> None:
+        host.start()
+
+    def leave(**_: Any) -> None:
+        host.leave()
+
+    def end(**_: Any) -> None:
+        host.stop()
+
+    worker_ready.connect(begin, weak=False)
+    worker_shutting_down.connect(leave, weak=False)
+    worker_shutdown.connect(end, weak=False)
+    try:
+        host.app.worker_main(["worker", *arguments])
+    except SystemExit as ended:
+        return ended.code if isinstance(ended.code, int) else 0
+    return 0

@@ -1,0 +1,109 @@
+"""Attempt: one claimed execution of a task while it runs; what an engine sees as its Run."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from dsh_tasks.errors import StoreUnavailable
+from dsh_tasks.session import Event, Session
+from dsh_tasks.store import Fence, FencedOff, Store
+from dsh_tasks.task import Outcome, Status
+from workers.clock import elapsed_s
+from workers.engines.base import Child, ChildTool, Fenced, StopReason
+
+APPEND_PAUSES_S = (0.1, 0.2, 0.5, 1.0, 2.0)
+RANK = {None: 0, StopReason.HAND_BACK: 1, StopReason.KILL: 2, StopReason.FENCED: 3}
+ACTIVITY_LENGTH = 80
+
+
+@dataclass(slots=True)
+class Attempt:
+    """Mutable on purpose: it is the one place where a running attempt's state lives."""
+
+    store: Store
+    child: Child
+    root: str
+    fence: Fence
+    lease_until_s: float
+    """By the local clock (workers.clock)."""
+    rows: list[Event] = field(default_factory=list)
+    """The child's own rows so far, those of earlier attempts included."""
+    tools: Sequence[ChildTool] = ()
+    stop_reason: StopReason | None = None
+    doing: str = "starting"
+    task: asyncio.Task[Outcome | None] | None = None
+
+    def now_ms(self) -> int:
+        """Epoch ms of this host."""
+        return time.time_ns() // 1_000_000
+
+    async def append(self, rows: Sequence[Mapping[str, Any]]) -> None:
+        """Write rows durably. Raises Fenced; a silent server is asked again while the lease lasts."""
+        if not rows:
+            return
+        self.check_lease()
+        encoded = [encode_row(row) for row in rows]
+        ended_steps = sum(1 for row in rows if row["type"] == "step/end")
+        answer = await self._append(encoded, ended_steps)
+        if isinstance(answer, FencedOff):
+            # `stopping` refuses rows too: a kill was accepted and its word is on the way.
+            killed = answer.status == Status.STOPPING
+            self.stop_reason = max(
+                self.stop_reason, StopReason.KILL if killed else StopReason.FENCED, key=RANK.__getitem__
+            )
+            raise Fenced
+        self.rows += [Event.from_row(dict(row)) for row in rows]
+
+    async def _append(self, encoded: Sequence[bytes], ended_steps: int) -> int | FencedOff:
+        for pause_s in (*APPEND_PAUSES_S, None):
+            try:
+                return await self.store.append(
+                    self.child.task_id,
+                    self.fence,
+                    len(self.rows),
+                    encoded,
+                    ended_steps=ended_steps,
+                    activity=self.doing,
+                )
+            except StoreUnavailable:
+                if pause_s is None or elapsed_s() > self.lease_until_s:
+                    raise
+                await asyncio.sleep(pause_s)
+        raise Fenced
+
+    def activity(self, words: str) -> None:
+        """What the child does now; lists show it from the next heartbeat or row on."""
+        self.doing = words[:ACTIVITY_LENGTH]
+
+    def check_lease(self) -> None:
+        """Raises Fenced past the lease by the local clock: a paused process must not go on."""
+        if self.stop_reason is StopReason.FENCED or elapsed_s() > self.lease_until_s:
+            raise Fenced
+
+    def stop(self, reason: StopReason) -> None:
+        """Cancel the engine; a weaker reason after a stronger one changes nothing."""
+        if RANK[reason] <= RANK[self.stop_reason]:
+            return
+        self.stop_reason = reason
+        if self.task is not None:
+            self.task.cancel()
+
+    @property
+    def session(self) -> Session:
+        """The child's session as of now: what its own children are seeded from."""
+        return Session(self.child.header, (*self.child.seed, *self.rows))
+
+
+def encode_row(row: Mapping[str, Any]) -> bytes:
+    """A row as the log holds it: JSON in UTF-8; lone surrogates of a model become question marks."""
+    return json.dumps(row, ensure_ascii=False, separators=(",", ":")).encode("utf-8", "replace")
+
+
+def decode_row(row: bytes) -> Event:
+    """What `encode_row` wrote."""
+    return Event.from_row(json.loads(row))

@@ -1,0 +1,255 @@
+"""Runner: one attempt, from claim to settlement; it stops when told and hands back when the worker leaves."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import secrets
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from enum import StrEnum
+
+from dsh_tasks.errors import DshTasksError, StoreUnavailable
+from dsh_tasks.seed import child_header
+from dsh_tasks.session import Event
+from dsh_tasks.store import Claimed, Fence, FencedOff, NotClaimed, Record, Settled, Store
+from dsh_tasks.submission import Policy
+from dsh_tasks.task import Cause, Outcome, Status
+from workers.attempt import Attempt, decode_row, encode_row
+from workers.clock import elapsed_s
+from workers.engines.base import Child, ChildTool, Engine, Fenced, StopReason
+from workers.seed_cache import SeedCache
+
+log = logging.getLogger(__name__)
+
+CLAIM_PAUSES_S = (0.2, 0.5, 1.0)
+SETTLE_FOR_S = 300.0
+"""How long an ending is offered to a server that does not answer, before the lease decides."""
+SETTLE_PAUSE_S = 1.0
+
+
+class Ran(StrEnum):
+    """What came of one message."""
+
+    ENDED = "ended"
+    """The attempt ran and settled its task."""
+    HANDED_BACK = "handed back"
+    """The worker leaves; another takes it."""
+    FENCED = "lease lost"
+    """The attempt lost its lease in mid run; another one counts."""
+    NOT_CLAIMED = "not claimed"
+    """Another attempt has it, it has ended, pauses, or there is no record."""
+
+
+ToolsFor = Callable[[Attempt], Sequence[ChildTool]]
+
+
+class Runner:
+    """Runs attempts on this process' event loop."""
+
+    def __init__(
+        self,
+        store: Store,
+        engines: Mapping[str, Engine],
+        *,
+        worker: str,
+        model: str | None = None,
+    ) -> None:
+        self.store = store
+        self.worker = worker
+        self.active: dict[str, Attempt] = {}
+        self.leaving = False
+        self.counts = dict.fromkeys(Ran, 0)
+        self._engines = engines
+        self._model = model
+        self._tools_for: ToolsFor = lambda _attempt: ()
+        self._seeds = SeedCache(store.settings.seed_cache_bytes)
+        self._inline: set[asyncio.Task[str]] = set()
+
+    async def run(self, task_id: str, *, inline_in: str = "") -> str:
+        """Claim a task, run its engine, settle it; says in a few words what came of it.
+
+        Never raises for what a child or a server does. `inline_in` is the child that waits for this one.
+        """
+        came, words = await self._run(task_id, inline_in)
+        self.counts[came] += 1
+        return f"{came.value}: {words}" if words else came.value
+
+    async def _run(self, task_id: str, inline_in: str) -> tuple[Ran, str]:
+        if self.leaving:
+            return Ran.NOT_CLAIMED, "this worker leaves"
+        asked_s, token = elapsed_s(), secrets.token_hex(16)
+        worker = f"inline in {inline_in}" if inline_in else self.worker
+        claimed = await self._claim(task_id, token, worker)
+        if isinstance(claimed, NotClaimed):
+            return Ran.NOT_CLAIMED, " ".join(part for part in (claimed.why, claimed.status) if part)
+        attempt = Attempt(
+            store=self.store,
+            child=first_view(claimed.record, claimed.attempt, self._model),
+            root=claimed.record.task.root,
+            fence=Fence(claimed.attempt, token),
+            lease_until_s=asked_s + self.store.settings.lease_ms / 1000,
+        )
+        self.active[task_id] = attempt
+        log.info("task %s attempt %d claimed", task_id, claimed.attempt)
+        try:
+            return await self._execute(attempt, claimed)
+        finally:
+            self.active.pop(task_id, None)
+
+    async def _claim(self, task_id: str, token: str, worker: str) -> Claimed | NotClaimed:
+        for pause_s in (*CLAIM_PAUSES_S, None):
+            try:
+                return await self.store.claim(task_id, token, worker)
+            except StoreUnavailable:
+                if pause_s is None:
+                    break
+                await asyncio.sleep(pause_s)
+        # The message was a hint: the record is due again.
+        return NotClaimed("unavailable")
+
+    async def _execute(self, attempt: Attempt, claimed: Claimed) -> tuple[Ran, str]:
+        attempt.task = asyncio.create_task(self._work(attempt, claimed))
+        if self.leaving:
+            attempt.stop(StopReason.HAND_BACK)
+        await asyncio.wait({attempt.task})
+        if attempt.task.cancelled() and attempt.stop_reason is StopReason.HAND_BACK:
+            return await self._hand_back(attempt)
+        outcome = unmade_outcome(attempt) if attempt.task.cancelled() else attempt.task.result()
+        if outcome is None or attempt.stop_reason is StopReason.FENCED:
+            log.warning("task %s attempt %d lost its lease", attempt.child.task_id, attempt.fence.attempt)
+            return Ran.FENCED, ""
+        return await self._settle(attempt, outcome)
+
+    async def _work(self, attempt: Attempt, claimed: Claimed) -> Outcome | None:
+        """The engine's outcome; None where the attempt was fenced."""
+        try:
+            engine = self._engines.get(claimed.record.task.engine)
+            if engine is None:
+                detail = f"this worker has no engine {claimed.record.task.engine!r}"
+                return Outcome(Status.FAILED, Cause.ERROR, detail)
+            await self._load(attempt, claimed.record)
+            attempt.tools = self._tools_for(attempt)
+            return await engine.run(attempt)
+        except asyncio.CancelledError:
+            raise
+        except Fenced:
+            # A kill that was seen by a refused write is a kill, not a lost lease.
+            return unmade_outcome(attempt) if attempt.stop_reason is StopReason.KILL else None
+        except DshTasksError as error:
+            return Outcome(Status.FAILED, Cause.ERROR, error.message)
+        except BaseException as error:  # noqa: BLE001 - a tool's sys.exit must not end the worker
+            # The text of a foreign exception may hold content: its kind alone is safe to keep.
+            log.warning("task %s ended by %s", attempt.child.task_id, type(error).__name__)
+            return Outcome(Status.FAILED, Cause.ERROR, f"the engine raised {type(error).__name__}")
+
+    async def _load(self, attempt: Attempt, record: Record) -> None:
+        """Fetch seed and earlier rows, once per attempt."""
+        seed: tuple[Event, ...] = ()
+        if record.seed_digest:
+            seed = await self._seeds.get(self.store, record.seed_digest, record.task.seed_bytes)
+        rows: tuple[Event, ...] = ()
+        if record.log_next:
+            rows = tuple(decode_row(row) for row in await self.store.own_rows(record.task.id))
+        attempt.rows = list(rows)
+        header = replace(attempt.child.header, is_seeded=bool(seed))
+        attempt.child = replace(attempt.child, seed=seed, log=rows, header=header)
+
+    async def _hand_back(self, attempt: Attempt) -> tuple[Ran, str]:
+        try:
+            queued = await self.store.hand_back(attempt.child.task_id, attempt.fence)
+        except StoreUnavailable:
+            return Ran.FENCED, "the server did not answer; the lease decides"
+        if queued:
+            await self.published(attempt)
+        return Ran.HANDED_BACK, ""
+
+    async def published(self, attempt: Attempt) -> None:
+        """Called after a hand-back, so that another worker hears of it at once; the app replaces it."""
+
+    async def _settle(self, attempt: Attempt, outcome: Outcome) -> tuple[Ran, str]:
+        rows = [encode_row(row) for row in outcome.rows]
+        until_s = elapsed_s() + SETTLE_FOR_S
+        while True:
+            try:
+                answer: Settled | FencedOff = await self.store.settle(
+                    attempt.child.task_id, attempt.root, attempt.fence, outcome, len(attempt.rows), rows
+                )
+                break
+            except StoreUnavailable:
+                if elapsed_s() > until_s:
+                    return Ran.FENCED, "the server did not answer; the lease decides"
+                await asyncio.sleep(SETTLE_PAUSE_S)
+        if isinstance(answer, FencedOff):
+            log.warning("task %s: settlement refused, it is %s", attempt.child.task_id, answer.status)
+            return Ran.FENCED, answer.status
+        log.info("task %s attempt %d %s", attempt.child.task_id, attempt.fence.attempt, answer.status)
+        return Ran.ENDED, answer.status.value
+
+    def use_tools(self, tools_for: ToolsFor) -> None:
+        """Where each attempt's tools come from; the app hands it in."""
+        self._tools_for = tools_for
+
+    # -- from outside the attempts --------------------------------------------------------------
+
+    def stop(self, task_id: str) -> None:
+        """A kill was accepted for this task; nothing where it does not run here."""
+        attempt = self.active.get(task_id)
+        if attempt is not None:
+            attempt.stop(StopReason.KILL)
+
+    def leave(self) -> None:
+        """The worker ends: hand every attempt back, with or without a slot."""
+        self.leaving = True
+        for attempt in tuple(self.active.values()):
+            attempt.stop(StopReason.HAND_BACK)
+
+    async def idle(self) -> None:
+        """Return when no attempt runs any more."""
+        while self.active:
+            await asyncio.sleep(0.02)
+
+    def start_inline(self, task_id: str, *, waiting: str) -> asyncio.Task[str] | None:
+        """Run a queued descendant on this loop without a slot; None where the bound is reached."""
+        if self.leaving or len(self._inline) >= self.store.settings.inline_children:
+            return None
+        task = asyncio.create_task(self.run(task_id, inline_in=waiting))
+        self._inline.add(task)
+        task.add_done_callback(self._inline.discard)
+        return task
+
+
+def first_view(record: Record, attempt: int, model: str | None) -> Child:
+    """The child as the record tells it, before its seed and earlier rows are there."""
+    task = record.task
+    header = child_header(
+        parent_session=task.owner,
+        child_id=task.id,
+        cwd=record.header.get("cwd"),
+        created_at_ms=task.created_ms,
+        depth=task.depth,
+        seeded=False,
+    )
+    return Child(
+        task_id=task.id,
+        session_id=task.id,
+        attempt=attempt,
+        depth=task.depth,
+        label=task.label,
+        provider=task.provider,
+        prompt=record.prompt,
+        header=header,
+        seed=(),
+        log=(),
+        policy=Policy.from_json(record.policy),
+        model=model,
+    )
+
+
+def unmade_outcome(attempt: Attempt) -> Outcome | None:
+    """What is recorded for an engine that was cancelled and made no outcome itself."""
+    if attempt.stop_reason is StopReason.KILL:
+        return Outcome(Status.KILLED, Cause.OWNER)
+    if attempt.stop_reason is None:
+        return Outcome(Status.FAILED, Cause.ERROR, "the engine cancelled itself")
+    return None
