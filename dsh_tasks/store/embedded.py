@@ -9,6 +9,7 @@ import socket
 import subprocess
 import tempfile
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -65,9 +66,16 @@ class Server:
             self.temporary.cleanup()
 
 
-def start(*, port: int | None = None, folder: Path | None = None, binary: str | None = None) -> Server:
+def start(
+    *,
+    port: int | None = None,
+    folder: Path | None = None,
+    binary: str | None = None,
+    under: Sequence[str] = (),
+) -> Server:
     """Start a server and wait until it answers. Without `folder` its data is temporary.
 
+    `under` is a command that starts it and takes care of it, such as a tether to this process.
     Raises StoreUnavailable where it does not come up.
     """
     temporary = None
@@ -78,7 +86,7 @@ def start(*, port: int | None = None, folder: Path | None = None, binary: str | 
     chosen = port or free_port()
     with (folder / "server.log").open("ab") as log:
         process = subprocess.Popen(  # noqa: S603 - a fixed command, no shell
-            server_command(chosen, folder, binary=binary),
+            [*under, *server_command(chosen, folder, binary=binary)],
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=log,
