@@ -18,8 +18,8 @@ from dsh_tasks.errors import StoreUnavailable
 from dsh_tasks.queue import Message, make_app, publish
 from dsh_tasks.settings import Settings
 from dsh_tasks.store import Link, Store, Wakeups, connect, connect_sync
+from dsh_tasks.task import Status
 from workers import tasks
-from workers.attempt import Attempt
 from workers.delegation import Delegation
 from workers.engines.agent.engine import AgentEngine
 from workers.engines.base import Engine
@@ -57,7 +57,6 @@ class Host:
             worker=worker_name(),
             model=settings.model,
         )
-        self.runner.published = self._republish  # type: ignore[method-assign]
         delegation = Delegation(store, self.wakeups, self.publisher, self.runner, config)
         self.runner.use_tools(delegation.tools_for)
         self.heartbeat = Heartbeat(
@@ -87,6 +86,10 @@ class Host:
             self.loop.submit(self.runner.idle()).result(timeout=LEAVE_WITHIN_S)
         except TimeoutError:
             log.warning("attempts that did not stop are left to their leases")
+        try:
+            self.loop.submit(self._publish_given_back()).result(timeout=LEAVE_WITHIN_S)
+        except (TimeoutError, StoreUnavailable):
+            log.warning("what was handed back is published by another worker's reaper")
         self.heartbeat.stop()
         self.reaper.stop()
         self.loop.stop()
@@ -100,16 +103,13 @@ class Host:
     def _publish(self, message: Message) -> None:
         publish(self.app, message)
 
-    async def _republish(self, attempt: Attempt) -> None:
-        """After a hand-back: the message that another worker takes."""
-        child = attempt.child
-        message = Message(
-            child.task_id, child.attempt, child.label, child.provider, child.depth, child.header.parent_session or ""
-        )
-        try:
-            await self.publisher.publish(message)
-        except StoreUnavailable:
-            log.info("task %s handed back, its message follows", child.task_id)
+    async def _publish_given_back(self) -> None:
+        """Only after this worker consumes no more: it would eat its own messages."""
+        for task in await self.runner.store.tasks(self.runner.given_back):
+            if task.status is Status.QUEUED:
+                message = Message(task.id, task.attempt, task.label, task.provider, task.depth, task.owner)
+                await self.publisher.publish(message)
+                await self.runner.store.mark_published(task.id)
 
 
 def build_engines(config: Config) -> dict[str, Engine]:

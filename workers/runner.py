@@ -59,6 +59,8 @@ class Runner:
         self.worker = worker
         self.active: dict[str, Attempt] = {}
         self.leaving = False
+        self.given_back: list[str] = []
+        """Queued tasks whose message this leaving worker has eaten; the app publishes them at its end."""
         self.counts = dict.fromkeys(Ran, 0)
         self._engines = engines
         self._model = model
@@ -77,6 +79,7 @@ class Runner:
 
     async def _run(self, task_id: str, inline_in: str) -> tuple[Ran, str]:
         if self.leaving:
+            self.given_back.append(task_id)
             return Ran.NOT_CLAIMED, "this worker leaves"
         asked_s, token = elapsed_s(), secrets.token_hex(16)
         worker = f"inline in {inline_in}" if inline_in else self.worker
@@ -161,11 +164,8 @@ class Runner:
         except StoreUnavailable:
             return Ran.FENCED, "the server did not answer; the lease decides"
         if queued:
-            await self.published(attempt)
+            self.given_back.append(attempt.child.task_id)
         return Ran.HANDED_BACK, ""
-
-    async def published(self, attempt: Attempt) -> None:
-        """Called after a hand-back, so that another worker hears of it at once; the app replaces it."""
 
     async def _settle(self, attempt: Attempt, outcome: Outcome) -> tuple[Ran, str]:
         rows = [encode_row(row) for row in outcome.rows]
