@@ -334,7 +334,7 @@ class Store:
 
         Raises TaskNotFound for ids that are not the caller's or below, OwnerNotRunning.
         """
-        took: list[tuple[str, Status]] = []
+        taken: dict[str, Status] = {}
         for step in range(1_000):
             answer = await self._kill_step(
                 task_id, caller=caller, token=f"{token}:{step}", detail=detail, fence=fence
@@ -346,14 +346,14 @@ class Store:
                     raise OwnerNotRunning(caller, status=answer[1].decode())
                 case b"over":
                     status = Status(answer[1].decode())
-                    return KillReceipt(task_id, bool(took), took[0][1] if took else status, tuple(took))
-            names = [part.decode() for part in answer[2:]]
-            took += [
-                (name, Status(status)) for name, status in zip(names[::2], names[1::2], strict=True) if name
-            ]
+                    return KillReceipt(task_id, bool(taken), taken.get(task_id, status), tuple(taken.items()))
+            parts = [part.decode() for part in answer[2:]]
+            for name, status in zip(parts[::2], parts[1::2], strict=True):
+                # A later step meets the top again, stopping by now.
+                taken.setdefault(name, Status(status))
             if int(answer[1]) == 0:
                 break
-        return KillReceipt(task_id, True, took[0][1] if took else Status.STOPPING, tuple(took))
+        return KillReceipt(task_id, True, taken.get(task_id, Status.STOPPING), tuple(taken.items()))
 
     async def _kill_step(
         self, task_id: str, *, caller: str, token: str, detail: str, fence: Fence | None
