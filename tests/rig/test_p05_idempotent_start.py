@@ -1,0 +1,129 @@
+"""P5. Spawn is idempotent (pi-tasks#48, oh-my-openagent#8579, hermes#57767)."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+
+import pytest
+
+from dsh_tasks.client import Client
+from dsh_tasks.errors import KeyConflict
+from dsh_tasks.settings import Settings
+from dsh_tasks.store.scripts import load
+from dsh_tasks.task import Status
+from tests.proxy import Proxy
+from tests.rig_tools import ROOT, Rig, environment
+
+pytestmark = pytest.mark.rig
+
+SAME = {"prompt": "say hello", "label": "greet", "key": "c1"}
+
+START_FIVE = """
+import json, sys
+from concurrent.futures import ThreadPoolExecutor
+from dsh_tasks.client import Client
+with Client(owner=sys.argv[1]) as client:
+    sys.stdin.readline()
+    with ThreadPoolExecutor(5) as threads:
+        runs = list(threads.map(lambda _: client.start("spawn", prompt="say hello", label="greet", key="c1"), range(5)))
+    print(json.dumps([run.id for run in runs]))
+"""
+
+
+def ran_once(client: Client, task_id: str) -> None:
+    task = client.task(task_id)
+    assert (task.status, task.attempt, task.usage.model_calls) == (Status.COMPLETED, 1, 1)
+    turns = [row for row in client.session(task_id).events if row.type == "turn/start"]
+    assert len(turns) == 1
+
+
+def test_the_same_call_in_sequence_is_one_task_also_after_its_end(rig: Rig, client: Client) -> None:
+    """(a) and (f)."""
+    rig.worker()
+    first = client.start("spawn", **SAME)
+    second = client.start("spawn", **SAME)
+    assert (second.id, second.repeated) == (first.id, True)
+    first.result()
+    third = client.start("spawn", **SAME)
+    assert (third.id, third.repeated) == (first.id, True)
+    assert third.result().task.status is Status.COMPLETED
+    ran_once(client, first.id)
+    assert len(client.list_tasks()) == 1
+
+
+def test_twenty_calls_at_once_from_four_processes_are_one_task(rig: Rig, client: Client, owner: str) -> None:
+    """(b)."""
+    rig.worker()
+    processes = [
+        subprocess.Popen(
+            [sys.executable, "-c", START_FIVE, owner],
+            env=environment(rig.settings),
+            cwd=ROOT,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        for _ in range(4)
+    ]
+    for process in processes:
+        assert process.stdin is not None
+        process.stdin.write("go\n")
+        process.stdin.flush()
+    ids = {one for process in processes for one in json.loads(process.communicate(timeout=60)[0])}
+    assert len(ids) == 1
+    (task_id,) = ids
+    assert client.output(task_id, wait=True).task.status is Status.COMPLETED
+    ran_once(client, task_id)
+
+
+def test_a_start_whose_reply_is_lost_is_accepted_once(
+    rig: Rig, make_client: Callable[..., Client], settings: Settings, owner: str, client: Client
+) -> None:
+    """(c): the server's reply to the submission is dropped; the client library asks again."""
+    rig.worker()
+    with Proxy(settings.redis_url or "") as proxy:
+        through = make_client(settings.model_copy(update={"redis_url": proxy.url}), owner=owner)
+        through.start("spawn", prompt="warm up", key="c0").result()
+        proxy.drop_reply_to(load("submit").sha.encode())
+        run = through.start("spawn", **SAME)
+        assert proxy.dropped == 1
+    again = client.start("spawn", **SAME)
+    assert again.id == run.id
+    assert again.result().task.status is Status.COMPLETED
+    ran_once(client, run.id)
+    assert len(client.list_tasks()) == 2
+
+
+def test_a_kill_whose_reply_is_lost_tells_what_it_took(
+    rig: Rig, make_client: Callable[..., Client], settings: Settings, owner: str
+) -> None:
+    with Proxy(settings.redis_url or "") as proxy:
+        through = make_client(settings.model_copy(update={"redis_url": proxy.url}), owner=owner)
+        run = through.start("spawn", prompt="never")
+        other = through.start("spawn", prompt="never")
+        through.kill(other.id)
+        proxy.drop_reply_to(load("kill").sha.encode())
+        receipt = through.kill(run.id)
+        assert proxy.dropped == 1
+        assert receipt.took == ((run.id, Status.QUEUED),)
+
+
+def test_the_same_key_with_another_prompt_is_a_conflict_and_starts_nothing(client: Client, owner: str) -> None:
+    """(d)."""
+    first = client.start("spawn", **SAME)
+    for change in ({"prompt": "other"}, {"label": "other"}, {"mode": "foreground"}, {"instance": "other"}):
+        with pytest.raises(KeyConflict) as refused:
+            client.start("spawn", **(SAME | change))
+        assert refused.value.facts["task_id"] == first.id
+    assert [task.id for task in client.list_tasks()] == [first.id]
+
+
+def test_the_same_key_of_another_session_is_another_child(client: Client) -> None:
+    """(e)."""
+    first = client.start("spawn", **SAME)
+    other = client.for_owner("another-session").start("spawn", **SAME)
+    assert other.id != first.id
+    assert not other.repeated
