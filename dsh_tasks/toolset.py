@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 from pydantic_ai.exceptions import ToolFailed
@@ -17,6 +18,13 @@ from dsh_tasks.tools import Call, TaskClient, Tool, mount
 
 # The tools check their own arguments, in the same words under every loop.
 _ANY_OBJECT = SchemaValidator(core_schema.dict_schema(core_schema.str_schema(), core_schema.any_schema()))
+
+
+@dataclass(kw_only=True)
+class _Mounted(ToolsetTool[AgentDepsT]):
+    """A tool as pydantic-ai holds and copies it, with ours behind it."""
+
+    ours: Tool
 
 
 class DshTasksToolset(AbstractToolset[AgentDepsT]):
@@ -85,14 +93,6 @@ class DshTasksToolset(AbstractToolset[AgentDepsT]):
         known = ctx.run_id is not None and ctx.tool_call_id is not None
         key = f"run:{ctx.run_id}:{ctx.run_step}:{ctx.tool_call_id}" if known else None
         return Call(session=session, call_id=ctx.tool_call_id, key=key)
-
-
-class _Mounted(ToolsetTool[AgentDepsT]):
-    """A tool as pydantic-ai holds it, with ours behind it."""
-
-    def __init__(self, *, ours: Tool, **shown: Any) -> None:
-        super().__init__(**shown)
-        self.ours = ours
 
 
 def assistant_seq(session: Session, call_id: str | None) -> int | None:

@@ -283,9 +283,10 @@ def only(arguments: Mapping[str, Any], names: Iterable[str]) -> None:
     if not isinstance(arguments, Mapping):
         raise OptionRefused("arguments", "they must be one JSON object")
     known = tuple(names)
+    there = ", ".join(known) or "none"
     for name in arguments:
         if name not in known:
-            raise OptionRefused(str(name)[:80], f"there is no such argument; there are: {', '.join(known)}")
+            raise OptionRefused(str(name)[:80], f"there is no such argument; there are: {there}")
 
 
 def text_in(arguments: Mapping[str, Any], name: str) -> str:

@@ -47,7 +47,7 @@ class TaskOutputTool(Tool):
         """What it does."""
         return (
             "Read a background task: its final output, and its status in the last line. Answers at once, "
-            "also while the task is still at work, unless wait is true. Reading changes nothing."
+            "also while the task is still at work, unless wait is true."
         )
 
     @property

@@ -64,8 +64,8 @@ def prompt_text(sees: str | None) -> str:
             "files and names in full, limits, and what to report back."
         )
     return (
-        f"The task and what to report back. The subagent already sees {sees}; repeat what it needs of the "
-        "open turn only."
+        f"The task, and what to report back. The subagent already sees {sees}; of the turn that is still "
+        "open it sees nothing, so repeat here what it needs of that."
     )
 
 
