@@ -1,0 +1,7 @@
+"""`python -m dsh_tasks`: the command line."""
+
+from __future__ import annotations
+
+from dsh_tasks.cli import main
+
+main()

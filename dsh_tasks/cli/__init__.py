@@ -1,0 +1,41 @@
+"""The command line: each command parses, calls one verb and prints; `main` is its entry point."""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+
+import typer
+
+from dsh_tasks.cli import border, doctor, serve, tasks, up, version
+
+app = typer.Typer(
+    name="dsh-tasks",
+    help="Durable background subagents: start, watch, read and kill children; run server and workers.",
+    add_completion=False,
+    no_args_is_help=False,
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+)
+for name, command in {
+    "up": up.up,
+    "output": tasks.output,
+    "list": tasks.list_tasks,
+    "kill": tasks.kill,
+    "notices": tasks.notices,
+    "doctor": doctor.doctor,
+    "server": serve.server,
+    "worker": serve.worker,
+    "flower": serve.flower,
+    "version": version.version,
+}.items():
+    app.command(name)(command)
+
+
+def main() -> None:
+    """Run the command line of this process."""
+    if not os.environ.get(border.DEBUG):
+        # Libraries warn about lost connections in words of their own; ours are told once, as a line.
+        logging.getLogger().addHandler(logging.NullHandler())
+    sys.exit(border.run(app, sys.argv[1:] or ["--help"]))

@@ -1,0 +1,141 @@
+"""Render: tasks as rows of a tree, and as JSON; the same words in a table, in plain lines, in the demo."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from dsh_tasks.notice import Notice
+from dsh_tasks.store import KillReceipt
+from dsh_tasks.task import Status, Task
+from dsh_tasks.tools.tasks import age_of
+
+COLOURS = {
+    Status.QUEUED: "yellow",
+    Status.RUNNING: "cyan",
+    Status.STOPPING: "magenta",
+    Status.COMPLETED: "green",
+    Status.FAILED: "red",
+    Status.KILLED: "magenta",
+}
+FULL_ID_FROM_COLUMNS = 140
+"""Terminals narrower than this show a task by the first eight digits of its id, in tables that are only looked at."""
+SHORT_ID = len("subagent-") + 8
+
+
+def is_terminal() -> bool:
+    """Whether a person looks at stdout, so that colours and redrawing are welcome."""
+    return sys.stdout.isatty()
+
+
+def levels(tasks: Sequence[Task]) -> Iterator[tuple[int, Task]]:
+    """Each task of a pre-order list with its level in the shown tree, from 0."""
+    level_of: dict[str, int] = {}
+    for task in tasks:
+        above = level_of.get(task.parent or "", -1)
+        level_of[task.id] = above + 1
+        yield above + 1, task
+
+
+def status_words(task: Task) -> str:
+    """The status, and what a person must know beside it."""
+    words = f"{task.status.value} (lease lost)" if task.lease_lost else task.status.value
+    return f"{words}, {task.cause.value}" if task.cause is not None else words
+
+
+def activity_words(task: Task) -> str:
+    """What the child did last and how long ago: `tool:read, 3s ago`."""
+    ago = f"{age_of(task.now_ms - task.last_activity_ms)} ago"
+    return f"{task.activity}, {ago}" if task.activity and not task.is_terminal else ago
+
+
+def label_of(task: Task) -> str:
+    """The label on one line."""
+    return " ".join(task.label.split()) or "(no label)"
+
+
+def plain_row(level: int, task: Task) -> str:
+    """A task as one line without control characters."""
+    return (
+        f"{'  ' * level}{task.id} [{task.provider}] {status_words(task)} — {label_of(task)} "
+        f"(depth {task.depth}, {age_of(task.age_ms)}, last activity {activity_words(task)})"
+    )
+
+
+def table(tasks: Sequence[Task], *, shorten: bool) -> Table:
+    """The tree as a table; `shorten` shows the start of each id."""
+    made = Table(box=None, pad_edge=False, header_style="bold")
+    made.add_column("id", no_wrap=True, overflow="fold")
+    made.add_column("label", overflow="ellipsis", no_wrap=True, ratio=1)
+    for name in ("provider", "depth", "status", "age", "last activity"):
+        made.add_column(name, no_wrap=True)
+    for level, task in levels(tasks):
+        shown = f"{task.id[:SHORT_ID]}…" if shorten else task.id
+        branch = f"{'   ' * (level - 1)}└─ " if level else ""
+        made.add_row(
+            Text(branch + shown),
+            Text(label_of(task)),
+            Text(task.provider),
+            str(task.depth),
+            Text(status_words(task), style=COLOURS[task.status]),
+            age_of(task.age_ms),
+            Text(activity_words(task), style="dim"),
+        )
+    return made
+
+
+def print_tree(tasks: Sequence[Task]) -> None:
+    """The tree on stdout: a table where a person looks and it fits with whole ids, else plain lines."""
+    console = Console(highlight=False)
+    if is_terminal() and console.width >= FULL_ID_FROM_COLUMNS:
+        console.print(table(tasks, shorten=False))
+        return
+    for level, task in levels(tasks):
+        print(plain_row(level, task))
+
+
+def task_value(task: Task) -> dict[str, Any]:
+    """A record as JSON: all fields, and what follows from them."""
+    fields = asdict(task)
+    fields.pop("now_ms")
+    return {
+        **fields,
+        "usage": asdict(task.usage),
+        "age_ms": task.age_ms,
+        "lease_lost": task.lease_lost,
+        "is_terminal": task.is_terminal,
+    }
+
+
+def notice_value(notice: Notice) -> dict[str, Any]:
+    """A notice as JSON, its sentence included."""
+    return {**asdict(notice), "text": notice.text}
+
+
+def receipt_value(receipt: KillReceipt) -> dict[str, Any]:
+    """What a kill took, as JSON."""
+    return {
+        "task_id": receipt.task_id,
+        "accepted": receipt.accepted,
+        "status": receipt.status.value,
+        "took": [{"task_id": one, "was": status.value} for one, status in receipt.took],
+    }
+
+
+def size_of(count: int) -> str:
+    """Bytes in words: `12 B`, `3.4 kB`, `5.0 MB`."""
+    if count < 1000:  # noqa: PLR2004 - where kB begins
+        return f"{count} B"
+    kilo = count / 1000
+    return f"{kilo:.1f} kB" if kilo < 1000 else f"{kilo / 1000:.1f} MB"  # noqa: PLR2004 - where MB begins
+
+
+def counted(count: int, noun: str) -> str:
+    """`1 turn`, `2 turns`."""
+    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"

