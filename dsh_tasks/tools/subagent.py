@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import re
 from collections.abc import Mapping
@@ -12,6 +11,7 @@ from dsh_tasks.config import SubagentToolConfig
 from dsh_tasks.errors import DshTasksError, OptionRefused
 from dsh_tasks.task import Status, cut_detail
 from dsh_tasks.tools import wording
+from dsh_tasks.tools.arguments import flag_in, only, text_in
 from dsh_tasks.tools.base import (
     Aborted,
     Call,
@@ -22,10 +22,7 @@ from dsh_tasks.tools.base import (
     ToolResult,
     caller_of,
     errored,
-    flag_in,
-    only,
     refused,
-    text_in,
     to_the_end,
     until_aborted,
 )
@@ -182,8 +179,6 @@ async def _disposal(run: Run) -> Exception | None:
     """Dispose of the run to the end, also under a cancellation; what went wrong, or None."""
     try:
         await to_the_end(run.dispose())
-    except asyncio.CancelledError:
-        raise
     except Exception as error:  # noqa: BLE001 - kept beside the result's own diagnostic
         return error
     return None

@@ -8,6 +8,7 @@ from typing import Any
 
 from dsh_tasks.errors import TaskNotFound
 from dsh_tasks.task import Task, cut_text
+from dsh_tasks.tools.arguments import flag_in, milliseconds_in, offset_in, only, optional_text_in, text_in
 from dsh_tasks.tools.base import (
     Aborted,
     Call,
@@ -17,14 +18,8 @@ from dsh_tasks.tools.base import (
     Tool,
     ToolResult,
     caller_of,
-    flag_in,
-    milliseconds_in,
-    offset_in,
-    only,
-    optional_text_in,
     refused,
     status_line,
-    text_in,
     until_aborted,
 )
 from dsh_tasks.tools.page import STATUS_SHARE, Page, fit, fit_lines
