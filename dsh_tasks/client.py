@@ -62,6 +62,7 @@ UNAVAILABLE_FOR_S = 60.0
 """How long a wait without an end bears a server that does not answer."""
 LARGE_LOG_EVENTS = 2_000
 LIST_MOST = 10_000
+UTF8_MASK, UTF8_CONTINUES = 0xC0, 0x80
 
 
 @dataclass(frozen=True, slots=True)
@@ -209,7 +210,9 @@ class AsyncClient:
         """
         found = located(settings or load())
         assert found.redis_url is not None
-        link = Link(connect(found.redis_url, timeout_ms=found.call_timeout_ms), timeout_ms=found.call_timeout_ms)
+        link = Link(
+            connect(found.redis_url, timeout_ms=found.call_timeout_ms), timeout_ms=found.call_timeout_ms
+        )
         listens = connect(found.redis_url, timeout_ms=found.call_timeout_ms, pool_size=2, listens=True)
         return cls(
             Store(link, found), Wakeups(listens), Publisher(make_app(found)), registry=registry, owner=owner
@@ -233,7 +236,12 @@ class AsyncClient:
     def for_owner(self, owner: str) -> AsyncClient:
         """The same connections, bound to a session."""
         return AsyncClient(
-            self.store, self._wakeups, self._publisher, registry=self.registry, owner=owner, waiter=self.waiter
+            self.store,
+            self._wakeups,
+            self._publisher,
+            registry=self.registry,
+            owner=owner,
+            waiter=self.waiter,
         )
 
     @property
@@ -534,7 +542,7 @@ class _Page:
     def cut(cls, record: Record, raw: bytes, offset: int, limit: int) -> _Page:
         """The page on character boundaries: `raw` holds up to 4 bytes more than `limit`."""
         skipped = 0
-        while skipped < len(raw) and raw[skipped] & 0xC0 == 0x80:
+        while skipped < len(raw) and raw[skipped] & UTF8_MASK == UTF8_CONTINUES:
             skipped += 1
         start = offset + skipped
         page = raw[skipped:][:limit]
@@ -633,9 +641,7 @@ def check_page(task_id: str, timeout_ms: float | None, offset: int, limit_bytes:
     """Refuse what no read can honour, before any look-up. Raises OptionRefused."""
     if not task_id or not task_id.strip():
         raise OptionRefused("task_id", "it is empty")
-    if timeout_ms is not None and (
-        isinstance(timeout_ms, bool) or not (0 < timeout_ms < float("inf"))
-    ):
+    if timeout_ms is not None and (isinstance(timeout_ms, bool) or not (0 < timeout_ms < float("inf"))):
         raise OptionRefused("timeout_ms", "a positive number of milliseconds")
     if isinstance(offset, bool) or offset < 0:
         raise OptionRefused("offset", "a whole number of bytes from 0")
@@ -703,9 +709,9 @@ class Client:
     def for_owner(self, owner: str) -> Client:
         """The same connections, bound to a session. Closing it closes nothing."""
         other = object.__new__(Client)
-        other._loop, other._thread = self._loop, self._thread  # noqa: SLF001
-        other._client = self._client.for_owner(owner)  # noqa: SLF001
-        other._owns_loop = False  # noqa: SLF001
+        other._loop, other._thread = self._loop, self._thread
+        other._client = self._client.for_owner(owner)
+        other._owns_loop = False
         return other
 
     def start(

@@ -66,7 +66,9 @@ class SessionRefused(InputRefused):
         self, what: str, *, line: int | None = None, seq: int | None = None, event_type: str | None = None
     ) -> None:
         place = _place(line, seq, event_type)
-        super().__init__(f"session log refused{place}: {what}", what=what, line=line, seq=seq, type=event_type)
+        super().__init__(
+            f"session log refused{place}: {what}", what=what, line=line, seq=seq, type=event_type
+        )
 
 
 class SeedRefused(InputRefused):

@@ -1,4 +1,4 @@
-"""Queue: all that crosses Celery. Names, headers, ids-only messages, settings that client and worker share."""
+"""Queue: all that crosses Celery: names, headers, ids-only messages, settings of both sides."""
 
 from __future__ import annotations
 

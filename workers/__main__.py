@@ -20,7 +20,9 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--name", default=None, help="worker name, unique in the installation")
     given = parser.parse_args(argv)
     logging.basicConfig(
-        level=given.loglevel.upper(), format="%(asctime)s %(levelname)s %(name)s %(message)s", stream=sys.stderr
+        level=given.loglevel.upper(),
+        format="%(asctime)s %(levelname)s %(name)s %(message)s",
+        stream=sys.stderr,
     )
     try:
         settings = located(load())

@@ -42,7 +42,9 @@ def worker_name() -> str:
 class Host:
     """One worker process: event loop, runner, heartbeat, reaper, control listener."""
 
-    def __init__(self, settings: Settings, config: Config, *, engines: Mapping[str, Engine] | None = None) -> None:
+    def __init__(
+        self, settings: Settings, config: Config, *, engines: Mapping[str, Engine] | None = None
+    ) -> None:
         assert settings.redis_url is not None
         self.settings = settings
         self.app: Celery = make_app(settings)
@@ -59,9 +61,7 @@ class Host:
         )
         delegation = Delegation(store, self.wakeups, self.publisher, self.runner, config)
         self.runner.use_tools(delegation.tools_for)
-        self.heartbeat = Heartbeat(
-            connect_sync(url, timeout_ms=timeout_ms), settings, self.runner, self.loop
-        )
+        self.heartbeat = Heartbeat(connect_sync(url, timeout_ms=timeout_ms), settings, self.runner, self.loop)
         self.reaper = Reaper(connect_sync(url, timeout_ms=timeout_ms), settings, self._publish)
         tasks.register(self.app, self.run)
 

@@ -11,7 +11,7 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from dsh_tasks.client import POLL_S, AsyncClient, Publisher, RecordWaiter
+from dsh_tasks.client import POLL_S, AsyncClient, Publisher
 from dsh_tasks.config import Config
 from dsh_tasks.errors import StoreUnavailable
 from dsh_tasks.store import Store, Wakeups
@@ -62,8 +62,16 @@ class InlineWaiter:
 class ChildClient(AsyncClient):
     """A client that acts as one running attempt: fenced, and silent once its worker leaves."""
 
-    def __init__(self, attempt: Attempt, *, store: Store, wakeups: Wakeups, publisher: Publisher, config: Config,
-                 runner: Runner) -> None:  # fmt: skip
+    def __init__(
+        self,
+        attempt: Attempt,
+        *,
+        store: Store,
+        wakeups: Wakeups,
+        publisher: Publisher,
+        config: Config,
+        runner: Runner,
+    ) -> None:
         super().__init__(
             store,
             wakeups,

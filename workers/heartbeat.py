@@ -102,7 +102,7 @@ class Heartbeat:
         script = load("heartbeat")
         with self._client.pipeline(transaction=False) as pipe:
             for attempt in attempts:
-                pipe.execute_command(
+                pipe.execute_command(  # type: ignore[no-untyped-call]
                     *script.call(
                         [self._keys.task(attempt.child.task_id), self._keys.leases],
                         [

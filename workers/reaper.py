@@ -29,7 +29,7 @@ MOST = 200
 
 
 class Watch:
-    """How long this reaper has itself seen the server answer without a gap (DESIGN: no takeover of the living)."""
+    """How long this reaper has itself seen the server answer without a gap: the living are not taken over."""
 
     def __init__(self, gap_s: float) -> None:
         self._gap_s = gap_s
@@ -54,9 +54,7 @@ class Watch:
 class Reaper:
     """A thread with its own connection."""
 
-    def __init__(
-        self, client: redis.Redis, settings: Settings, publish: Callable[[Message], None]
-    ) -> None:
+    def __init__(self, client: redis.Redis, settings: Settings, publish: Callable[[Message], None]) -> None:
         self._client = client
         self._settings = settings
         self._keys = Keys(settings.prefix)
@@ -90,7 +88,7 @@ class Reaper:
 
     def round(self, now_s: float) -> None:
         """One look: lost leases (only after a watch of lease plus grace), unconfirmed kills, due messages."""
-        seconds, micros = self._client.time()  # type: ignore[misc]
+        seconds, micros = self._client.time()
         now_ms = seconds * 1000 + micros // 1000
         self._watch.answered(now_s)
         watched = self._watch.seen_for_s(now_s) >= self._patience_s
@@ -127,7 +125,18 @@ class Reaper:
             self._script(
                 "kill",
                 [k.task(task_id), k.answer(token), k.kills],
-                [k.prefix, task_id, "", "", "", "", s.notice_hold_ms, s.kill_deadline_ms, ANSWER_MS, NODES_PER_KILL],
+                [
+                    k.prefix,
+                    task_id,
+                    "",
+                    "",
+                    "",
+                    "",
+                    s.notice_hold_ms,
+                    s.kill_deadline_ms,
+                    ANSWER_MS,
+                    NODES_PER_KILL,
+                ],
             )
 
     def _publish_due(self) -> None:
@@ -139,7 +148,7 @@ class Reaper:
     def _script(self, name: str, keys: Sequence[str], args: Sequence[Arg]) -> Any:
         script = load(name)
         try:
-            return self._client.execute_command(*script.call(keys, args))
+            return self._client.execute_command(*script.call(keys, args))  # type: ignore[no-untyped-call]
         except NoScriptError:
             self._client.script_load(script.text)
-            return self._client.execute_command(*script.call(keys, args))
+            return self._client.execute_command(*script.call(keys, args))  # type: ignore[no-untyped-call]

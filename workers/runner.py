@@ -9,8 +9,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from enum import StrEnum
 
-from dsh_tasks.errors import DshTasksError, StoreUnavailable
 from dsh_tasks.seed import child_header
+
+from dsh_tasks.errors import DshTasksError, StoreUnavailable
 from dsh_tasks.session import Event
 from dsh_tasks.store import Claimed, Fence, FencedOff, NotClaimed, Record, Settled, Store
 from dsh_tasks.submission import Policy
@@ -67,6 +68,8 @@ class Runner:
         self._tools_for: ToolsFor = lambda _attempt: ()
         self._seeds = SeedCache(store.settings.seed_cache_bytes)
         self._inline: set[asyncio.Task[str]] = set()
+        self._idle = asyncio.Event()
+        self._idle.set()
 
     async def run(self, task_id: str, *, inline_in: str = "") -> str:
         """Claim a task, run its engine, settle it; says in a few words what came of it.
@@ -94,11 +97,14 @@ class Runner:
             lease_until_s=asked_s + self.store.settings.lease_ms / 1000,
         )
         self.active[task_id] = attempt
+        self._idle.clear()
         log.info("task %s attempt %d claimed", task_id, claimed.attempt)
         try:
             return await self._execute(attempt, claimed)
         finally:
             self.active.pop(task_id, None)
+            if not self.active:
+                self._idle.set()
 
     async def _claim(self, task_id: str, token: str, worker: str) -> Claimed | NotClaimed:
         for pause_s in (*CLAIM_PAUSES_S, None):
@@ -206,8 +212,7 @@ class Runner:
 
     async def idle(self) -> None:
         """Return when no attempt runs any more."""
-        while self.active:
-            await asyncio.sleep(0.02)
+        await self._idle.wait()
 
     def start_inline(self, task_id: str, *, waiting: str) -> asyncio.Task[str] | None:
         """Run a queued descendant on this loop without a slot; None where the bound is reached."""

@@ -31,9 +31,7 @@ def masked(url: str) -> str:
     return urlunsplit((parts.scheme, host, parts.path, "", ""))
 
 
-def connect(
-    url: str, *, timeout_ms: int, pool_size: int = POOL_SIZE, listens: bool = False
-) -> aredis.Redis:
+def connect(url: str, *, timeout_ms: int, pool_size: int = POOL_SIZE, listens: bool = False) -> aredis.Redis:
     """An asynchronous client with a bounded, waiting pool; every script may be sent again.
 
     One that `listens` waits for the server's words without a timeout (redis-py's is 5 s).
@@ -92,7 +90,7 @@ class Link:
 
     async def command(self, *args: Arg) -> Any:
         """One plain command."""
-        return await self.within(self.client.execute_command(*args))
+        return await self.within(self.client.execute_command(*args))  # type: ignore[no-untyped-call]
 
     async def script(self, name: str, keys: Sequence[str], args: Sequence[Arg]) -> Any:
         """One script; loaded where the server does not know it."""
@@ -102,10 +100,10 @@ class Link:
     async def _evaluate(self, script: Script, keys: Sequence[str], args: Sequence[Arg]) -> Any:
         call = script.call(keys, args)
         try:
-            return await self.client.execute_command(*call)
+            return await self.client.execute_command(*call)  # type: ignore[no-untyped-call]
         except NoScriptError:
             await self.client.script_load(script.text)
-            return await self.client.execute_command(*call)
+            return await self.client.execute_command(*call)  # type: ignore[no-untyped-call]
 
     async def close(self) -> None:
         """Close the pool."""

@@ -7,10 +7,11 @@ from dsh_tasks.seed import Seed, chunk_digests
 from dsh_tasks.store.connection import Link
 from dsh_tasks.store.keys import Keys
 
-async def upload(link: Link, keys: Keys, seed: Seed, missing: set[str], *, expiry_ms: int) -> int:
-    """Put what the server lacks (`''` in `missing` is the manifest), with an expiry until a record refers to it.
 
-    Returns the bytes sent.
+async def upload(link: Link, keys: Keys, seed: Seed, missing: set[str], *, expiry_ms: int) -> int:
+    """Put what the server lacks; it expires until a record refers to it. Returns the bytes sent.
+
+    `''` in `missing` is the manifest.
     """
     sent = 0
     batch: list[tuple[str, bytes]] = []

@@ -166,13 +166,17 @@ class Store:
                 case b"accepted":
                     return Accepted(new.id, int(answer[2]), repeated=False, call=new.call)
                 case b"repeat":
-                    return Accepted(answer[1].decode(), int(answer[3]), repeated=True, call=answer[2].decode())
+                    return Accepted(
+                        answer[1].decode(), int(answer[3]), repeated=True, call=answer[2].decode()
+                    )
                 case b"limit":
                     raise limit_reached(answer[1].decode(), int(answer[2]), int(answer[3]))
                 case b"not_running":
                     raise OwnerNotRunning(new.owner, status=answer[1].decode())
             missing = {digest.decode() for digest in answer[1:]}
-            await seeds.upload(self.link, self.keys, new.seed, missing, expiry_ms=self.settings.chunk_expiry_ms)
+            await seeds.upload(
+                self.link, self.keys, new.seed, missing, expiry_ms=self.settings.chunk_expiry_ms
+            )
         msg = "seed chunks vanish faster than they are uploaded"
         raise StoreUnavailable(msg)
 
@@ -254,7 +258,14 @@ class Store:
         return NotClaimed("missing")
 
     async def append(
-        self, task_id: str, fence: Fence, first: int, rows: Sequence[bytes], *, ended_steps: int, activity: str
+        self,
+        task_id: str,
+        fence: Fence,
+        first: int,
+        rows: Sequence[bytes],
+        *,
+        ended_steps: int,
+        activity: str,
     ) -> int | FencedOff:
         """Write rows after the first `first` own rows; returns how many there are now."""
         k = self.keys
@@ -432,15 +443,43 @@ class Store:
         """Sessions that started something: by scanning, for operators only."""
         prefix = self.keys.index("")
         return sorted(
-            [key.decode()[len(prefix) :] async for key in self.link.client.scan_iter(prefix + "*", count=1000)]
+            [
+                key.decode()[len(prefix) :]
+                async for key in self.link.client.scan_iter(prefix + "*", count=1000)
+            ]
         )
 
 
-LISTED = (
-    "id owner root parent depth label provider engine status attempt cause detail created started ended "
-    "lease_until last_activity losses worker activity seed_turns seed_events seed_bytes output_bytes partial "
-    "input_tokens output_tokens model_calls"
-).split()
+LISTED = [
+    "id",
+    "owner",
+    "root",
+    "parent",
+    "depth",
+    "label",
+    "provider",
+    "engine",
+    "status",
+    "attempt",
+    "cause",
+    "detail",
+    "created",
+    "started",
+    "ended",
+    "lease_until",
+    "last_activity",
+    "losses",
+    "worker",
+    "activity",
+    "seed_turns",
+    "seed_events",
+    "seed_bytes",
+    "output_bytes",
+    "partial",
+    "input_tokens",
+    "output_tokens",
+    "model_calls",
+]
 
 
 def limit_reached(name: str, value: int, cap: int) -> LimitReached:

@@ -95,9 +95,9 @@ class Wakeups:
 
     async def _changed_or_dead(self, reader: asyncio.Task[None] | None) -> None:
         change = asyncio.create_task(self._changed.wait())
-        watched: set[asyncio.Task[object]] = {change}  # type: ignore[arg-type]
+        watched: set[asyncio.Task[object]] = {change}
         if reader is not None:
-            watched.add(reader)  # type: ignore[arg-type]
+            watched.add(reader)
         try:
             await asyncio.wait(watched, return_when=asyncio.FIRST_COMPLETED)
         finally:

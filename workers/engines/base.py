@@ -101,7 +101,7 @@ class Run(Protocol):
         """Call before each model or tool call. Raises Fenced when the lease is past by the local clock."""
 
 
-class Fenced(Exception):  # noqa: N818 - a state, not a fault of the engine
+class Fenced(Exception):
     """This attempt no longer owns its task; whatever it does now is not recorded."""
 
 
