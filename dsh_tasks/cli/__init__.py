@@ -8,7 +8,7 @@ import sys
 
 import typer
 
-from dsh_tasks.cli import border, doctor, serve, tasks, up, version
+from dsh_tasks.cli import border, demo, doctor, log, seed, serve, start, tasks, up, version
 
 app = typer.Typer(
     name="dsh-tasks",
@@ -19,12 +19,16 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 for name, command in {
+    "demo": demo.demo,
     "up": up.up,
+    "start": start.start,
     "output": tasks.output,
     "list": tasks.list_tasks,
     "kill": tasks.kill,
     "notices": tasks.notices,
     "doctor": doctor.doctor,
+    "log": log.log,
+    "seed": seed.seed,
     "server": serve.server,
     "worker": serve.worker,
     "flower": serve.flower,

@@ -72,7 +72,8 @@ def _tell(
     as_json: bool, code: str, message: str, exit_code: int, facts: Mapping[str, Any] | None = None
 ) -> int:
     if as_json:
-        emit({"error": {"code": code, "message": message, "facts": dict(facts or {}), "exit_code": exit_code}})
+        facts = dict(facts or {})
+        emit({"error": {"code": code, "message": message, "facts": facts, "exit_code": exit_code}})
     else:
         progress(f"dsh-tasks: {message}")
     return _end(exit_code)

@@ -84,9 +84,9 @@ def version_finding(info: Mapping[str, Any]) -> Finding:
 def topology_finding(info: Mapping[str, Any]) -> Finding:
     """One primary; no cluster, no replica."""
     if int(info.get("cluster_enabled", 0)):
-        return fail("topology", "a Redis Cluster", "use one primary with replicas; a cluster is not supported")
+        return fail("topology", "a Redis Cluster", "use one primary; a cluster is not supported")
     if info.get("role") == "slave":
-        return fail("topology", "a replica, which takes no writes", "point DSH_TASKS_REDIS_URL to the primary")
+        return fail("topology", "a replica: it takes no writes", "point DSH_TASKS_REDIS_URL to the primary")
     replicas = int(info.get("connected_slaves", 0))
     return ok("topology", f"one primary, {counted(replicas, 'replica')}")
 

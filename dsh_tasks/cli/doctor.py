@@ -31,9 +31,9 @@ COLOURS = {Grade.OK: "green", Grade.NOTE: "cyan", Grade.WARNING: "yellow", Grade
 
 
 def doctor(as_json: AsJson = False) -> int:
-    """Check server, queue, workers, model and settings file; name the mend of what is not fit.
+    """Check that everything is fit.
 
-    Ends with 0 when nothing fails, 1 otherwise, 5 when the server is not reachable.
+    Server, queue, workers, model, settings file: each finding with its mend. Ends with 0 when nothing fails, 1 otherwise, 5 when the server is not reachable.
     """
     findings: list[Finding] = []
     for finding in _findings(load()):
@@ -141,7 +141,8 @@ def _scripts_finding(settings: Settings) -> Finding:
     try:
         awaited(load_all())
     except StoreUnavailable as error:
-        return fail("scripts", error.facts["why"], "allow SCRIPT, EVALSHA and what the scripts call to this user")
+        mend = "allow this user SCRIPT, EVALSHA and what the scripts call"
+        return fail("scripts", error.facts["why"], mend)
     return ok("scripts", f"{counted(len(NAMES), 'script')} load")
 
 

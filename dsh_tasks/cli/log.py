@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping
-from datetime import datetime, timezone
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -32,9 +32,9 @@ def log(
     ] = None,
     as_json: AsJson = False,
 ) -> int:
-    """Show a child's own session log; what it inherited is counted, not shown.
+    """Show a child's own session log.
 
-    With --json all rows with the inherited ones; with --follow and --json one row a line.
+    What it inherited is counted, not shown. With --json all rows with the inherited ones; with --follow and --json one row a line.
     """
     if follow and out is not None:
         raise typer.BadParameter("--follow and --out exclude each other")
@@ -50,7 +50,7 @@ def log(
         write_log(out, session)
         progress(f"written: {out}, {len(session.events)} rows")
     if as_json:
-        emit({"header": session.header.to_row(), "rows": [event.to_row() for event in session.events]})
+        emit({"header": session.header.row(), "rows": [event.row() for event in session.events]})
     elif out is None:
         _show(session)
     return DONE
@@ -82,7 +82,7 @@ def _follow(task_id: str, owner: str | None, *, as_json: bool) -> int:
     async def following() -> None:
         async with connected(owner) as client:
             async for event in client.follow(task_id):
-                line = json.dumps(event.to_row(), ensure_ascii=False) if as_json else row_line(event)
+                line = json.dumps(event.row(), ensure_ascii=False) if as_json else row_line(event)
                 print(line, flush=True)
 
     awaited(following())
@@ -91,7 +91,7 @@ def _follow(task_id: str, owner: str | None, *, as_json: bool) -> int:
 
 def row_line(event: Event) -> str:
     """A row on one line: place, time, type, and the start of its text."""
-    at = datetime.fromtimestamp(event.time / 1000, tz=timezone.utc).strftime("%H:%M:%S")
+    at = datetime.fromtimestamp(event.time / 1000, tz=UTC).strftime("%H:%M:%S")
     words = " ".join(" ".join(_words(event)).split())
     shown = words if len(words) <= SHOWN else words[: SHOWN - 1] + "…"
     return f"{event.seq:>5} {at} {event.type}{': ' if shown else ''}{shown}"

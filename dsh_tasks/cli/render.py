@@ -25,7 +25,7 @@ COLOURS = {
     Status.KILLED: "magenta",
 }
 FULL_ID_FROM_COLUMNS = 140
-"""Terminals narrower than this show a task by the first eight digits of its id, in tables that are only looked at."""
+"""Narrower terminals show the first eight digits of an id, in tables that are only looked at."""
 SHORT_ID = len("subagent-") + 8
 
 

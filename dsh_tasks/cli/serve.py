@@ -1,4 +1,4 @@
-"""`server`, `worker`, `flower`: one part in the foreground each; a service manager or a Procfile runs them."""
+"""`server`, `worker`, `flower`: one part in the foreground each, for a service manager or a Procfile."""
 
 from __future__ import annotations
 
@@ -31,14 +31,17 @@ LogLevel = Annotated[str, typer.Option("--loglevel", help="DEBUG, INFO, WARNING 
 def server(
     port: Port,
     folder: Annotated[
-        Path | None, typer.Option("--dir", help="Data folder; default: one for this port in the state folder.")
+        Path | None, typer.Option("--dir", help="Data folder; default: by the port, in the state folder.")
     ] = None,
     binary: Annotated[
         Path | None, typer.Option("--binary", exists=True, dir_okay=False, help="Another Redis or Valkey.")
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Run the embedded server (Valkey) in the foreground: loopback, append-only file, no eviction."""
+    """Run the embedded server alone.
+
+    Valkey in the foreground: on loopback, with an append-only file, without eviction.
+    """
     if not processes.port_is_free(port):
         raise OptionRefused("--port", f"another process listens on 127.0.0.1:{port}")
     home = folder or state_file().parent / f"server-{port}"
@@ -57,7 +60,10 @@ def worker(
     name: Annotated[str | None, typer.Option("--name", help="Name, unique in the installation.")] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Run one worker process in the foreground; SIGTERM hands its children back."""
+    """Run one worker process alone.
+
+    In the foreground; SIGTERM hands its children back.
+    """
     level = checked_level(loglevel)
     settings = located(load())
     # Here, so that what is wrong with the settings file is told in this command's form.
@@ -84,7 +90,10 @@ def flower(
     address: Annotated[str, typer.Option("--address", help="Address to listen on.")] = "127.0.0.1",
     as_json: AsJson = False,
 ) -> int:
-    """Run Flower, the queue in a browser, behind the login FLOWER_BASIC_AUTH (user:password)."""
+    """Run Flower, the queue in a browser.
+
+    Behind the login FLOWER_BASIC_AUTH (user:password), which must be set.
+    """
     check_login(os.environ.get(LOGIN, ""))
     settings = located(load())
     assert settings.effective_broker_url is not None

@@ -27,7 +27,7 @@ LOOK_EVERY_S = 0.5
 
 
 def start(
-    prompt: Annotated[str, typer.Argument(metavar="PROMPT", help="The child's first message; - reads stdin.")],
+    prompt: Annotated[str, typer.Argument(metavar="PROMPT", help="The child's first message; - is stdin.")],
     provider: Annotated[str, typer.Option("--provider", help="How the child starts: spawn, fork, ...")],
     session: Annotated[
         Path | None, typer.Option("--session", help="The parent's session log (v4 or v0, plain or zstd).")
@@ -37,7 +37,7 @@ def start(
     ] = None,
     label: Annotated[str, typer.Option("--label", help="A few words for lists and notices.")] = "",
     foreground: Annotated[
-        bool, typer.Option("--foreground", "--wait", help="Wait and print the output; Ctrl-C kills the child.")
+        bool, typer.Option("--foreground", "--wait", help="Wait, print the output; Ctrl-C kills the child.")
     ] = False,
     turns: Annotated[
         int | None, typer.Option("--turns", min=0, help="Completed turns that a fork-lite keeps.")
@@ -68,7 +68,7 @@ def start(
     engine: Annotated[str | None, typer.Option("--engine", help="Engine that runs the child.")] = None,
     as_json: AsJson = False,
 ) -> int:
-    """Start a child and print its task id.
+    """Start a child and print its id.
 
     With --foreground it waits, prints the output and ends with the exit code of the task's status.
     """

@@ -59,7 +59,8 @@ class Kept:
         if returncode is not None:
             self.process = None
             lived_s = now_s - self.since_s
-            self._plan(ended_words(returncode), now_s, failures=0 if lived_s > STEADY_AFTER_S else self.failures)
+            failures = 0 if lived_s > STEADY_AFTER_S else self.failures
+            self._plan(ended_words(returncode), now_s, failures=failures)
 
     def _begin_again(self, now_s: float) -> None:
         try:

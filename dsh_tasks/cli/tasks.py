@@ -16,7 +16,7 @@ from dsh_tasks.task import Task
 from dsh_tasks.tools.base import status_line
 from dsh_tasks.tools.wording import detail_of
 
-WaitOption = Annotated[bool, typer.Option("--wait", help="Wait until the task has ended or the time is over.")]
+WaitOption = Annotated[bool, typer.Option("--wait", help="Wait for the end, or until the time is over.")]
 TimeoutOption = Annotated[
     int | None,
     typer.Option("--timeout-ms", min=1, help="How long to wait; the default and the cap are settings."),
@@ -33,9 +33,9 @@ def output(
     whole: Annotated[bool, typer.Option("--whole", help="All of the output instead of one page.")] = False,
     as_json: AsJson = False,
 ) -> int:
-    """Show a task's output and, in the last line, its status.
+    """Show a task's output and status.
 
-    Ends with 0 completed, 1 failed, 7 still running (also after a wait that timed out), 8 killed.
+    The status stands in the last line. Ends with 0 completed, 1 failed, 7 still running (also after a wait that timed out), 8 killed.
     A look with --owner holds the notice of the ending back for a while.
     """
 
@@ -108,7 +108,10 @@ def list_tasks(
     flat: Annotated[bool, typer.Option("--flat", help="Only what sessions started directly.")] = False,
     as_json: AsJson = False,
 ) -> int:
-    """List tasks as a tree: id, provider, status, label, depth, age, last activity."""
+    """List tasks as a tree.
+
+    Each with id, provider, status, label, depth, age and last activity.
+    """
     if owner is not None and everyone:
         raise typer.BadParameter("--owner and --all exclude each other")
 
@@ -132,7 +135,10 @@ def kill(
     reason: Annotated[str | None, typer.Option("--reason", help="Why, kept with the task.")] = None,
     as_json: AsJson = False,
 ) -> int:
-    """Kill a task and everything below it; answers at once with what it took."""
+    """Kill a task and everything below it.
+
+    Answers at once with what it took; what runs ends within ten seconds.
+    """
 
     async def killed() -> KillReceipt:
         async with connected(owner) as client:
@@ -162,7 +168,7 @@ def notices(
     ack: Annotated[bool, typer.Option("--ack", help="Acknowledge what is shown: it goes.")] = False,
     as_json: AsJson = False,
 ) -> int:
-    """Show the endings that a session has not acknowledged."""
+    """Show endings not yet acknowledged."""
 
     async def pending() -> tuple[Notice, ...]:
         async with connected(owner) as client:

@@ -1,4 +1,4 @@
-"""`up`: server and workers of one machine under one supervisor, found by other commands through a state file."""
+"""`up`: server and workers under one supervisor, found by other commands through a state file."""
 
 from __future__ import annotations
 
@@ -124,9 +124,10 @@ class Up:
 
     def stop(self) -> None:
         """Workers first, so that they can hand their children back; then the server."""
-        parts = [kept.process for kept in self.kept if kept.name != "server"]
         progress("ending: workers hand back what they run")
-        processes.stop([part for part in parts if isinstance(part, subprocess.Popen)], hurry=lambda: self.hurry)
+        running = [kept.process for kept in self.kept if kept.name != "server"]
+        ours = [process for process in running if isinstance(process, subprocess.Popen)]
+        processes.stop(ours, hurry=lambda: self.hurry)
         if self.server is not None:
             self.server.stop()
         progress("ended")
@@ -163,8 +164,9 @@ def up(
     loglevel: LogLevel = "WARNING",
     as_json: AsJson = False,
 ) -> int:
-    """Run server and workers on free loopback ports until Ctrl-C; other commands find them.
+    """Run server and workers until Ctrl-C.
 
+    They listen on free loopback ports; the other commands find them by themselves.
     With DSH_TASKS_REDIS_URL set it starts no server: only workers for that one.
     """
     level = checked_level(loglevel)

