@@ -442,12 +442,19 @@ class Store:
     async def roots(self) -> list[str]:
         """Sessions that started something: by scanning, for operators only."""
         prefix = self.keys.index("")
-        return sorted(
-            [
-                key.decode()[len(prefix) :]
-                async for key in self.link.client.scan_iter(prefix + "*", count=1000)
-            ]
-        )
+        cursor, found = 0, set[bytes]()
+        while True:
+            # Each page under its own deadline: a large installation takes longer than one call may.
+            page = await self.link.command("SCAN", cursor, "MATCH", f"{glob_of(prefix)}*", "COUNT", 1000)
+            cursor = int(page[0])
+            found.update(page[1])
+            if cursor == 0:
+                return sorted(key.decode()[len(prefix) :] for key in found)
+
+
+def glob_of(text: str) -> str:
+    """A pattern that matches just this text."""
+    return "".join(f"\\{sign}" if sign in "*?[]^-\\" else sign for sign in text)
 
 
 LISTED = [
