@@ -1,0 +1,389 @@
+"""Lifecycle: how the rows of a log follow each other: turns, steps, surface, tools, compactions.
+
+Rows come in one by one, each already checked by itself (`rows.checked`). Two tastes: a log that is
+read may lack results of tool calls (its seed supplies them); what is to be written for the harness
+may not. Seen with the harness' runtime 0.2.1rc2, whose refusals these are.
+"""
+
+# ruff: noqa: SLF001 - the table at the end names the class's own methods
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+from dsh_tasks.errors import SessionRefused
+from dsh_tasks.rows import END_SEED, KNOWN_TYPES, message_of, references
+from dsh_tasks.session import SURFACE_TYPES, Event, Replace, Sources
+
+
+def check(events: Iterable[Event], *, strict: bool = False) -> None:
+    """Refuse rows that do not follow each other; with `strict`, also unanswered tool calls.
+
+    Raises SessionRefused with seq and type of the first row that cannot stand where it is.
+    """
+    lifecycle = Lifecycle(strict=strict)
+    for event in events:
+        lifecycle.accept(event)
+
+
+@dataclass(slots=True)
+class Call:
+    """A tool call that an assistant's message asks for and no result has answered."""
+
+    name: str
+    arguments: str
+    is_started: bool = False
+
+
+@dataclass(slots=True)
+class Compaction:
+    """A compaction between its start and its end."""
+
+    id: Any
+    command: Any
+    turn: int | None
+    has_summary: bool = False
+
+
+@dataclass(slots=True)
+class Lifecycle:
+    """What the rows so far leave open. Mutable: one per walk."""
+
+    strict: bool = False
+    turn: int | None = None
+    step: int | None = None
+    next_turn: int = 1
+    next_step: int = 1
+    surface: list[int] = field(default_factory=list)
+    head: int | None = None
+    """The system message that stands first; only another system message may take its place."""
+    calls: dict[str, Call] = field(default_factory=dict)
+    compaction: Compaction | None = None
+    kinds: list[str] = field(default_factory=list)
+    """Type of every row so far."""
+    human: set[int] = field(default_factory=set)
+    """User messages that a person wrote: only these can be cited by a title."""
+    commands: set[str] = field(default_factory=set)
+    dispatches: dict[str, bool] = field(default_factory=dict)
+    """Calls made by a tool's own program: whether they have settled."""
+    provider: str | None = None
+    retries: dict[tuple[Any, ...], tuple[Any, int]] = field(default_factory=dict)
+    scheduled: dict[tuple[Any, Any], bool] = field(default_factory=dict)
+    results: dict[int, Event] = field(default_factory=dict)
+
+    def accept(self, event: Event) -> None:
+        """Take the next row. Raises SessionRefused where it cannot follow."""
+        if event.type in KNOWN_TYPES:
+            if event.type in SURFACE_TYPES:
+                self._take(Lifecycle._place, event)
+            step = _STEPS.get(event.type)
+            if step is not None:
+                self._take(step, event)
+        self.kinds.append(event.type)
+
+    def _take(self, step: Callable[[Lifecycle, Event], None], event: Event) -> None:
+        try:
+            step(self, event)
+        except (KeyError, TypeError):
+            # A list where a name should be, or no name at all.
+            raise no(event, "data does not have the shape of its type") from None
+
+    # -- surface ----------------------------------------------------------------------------------
+
+    def _place(self, event: Event) -> None:
+        if event.type == "system/message" and self.surface and self.head is None:
+            raise no(event, "a system message needs one that stands first on the surface")
+        if event.type == "user/message" and event.data["source"]["kind"] == "user":
+            self.human.add(event.seq)
+        if event.type == "tool/result":
+            self.results[event.seq] = event
+        if isinstance(event.surface_op, Replace):
+            self._shadow(event, event.surface_op)
+            return
+        if event.type == "system/message" and not self.surface:
+            self.head = event.seq
+        self.surface.append(event.seq)
+
+    def _shadow(self, event: Event, operation: Replace) -> None:
+        first, last = self._live(event, operation.start_seq), self._live(event, operation.end_seq)
+        if last < first:
+            raise no(event, "the replacement's range runs backwards")
+        gone = self.surface[first : last + 1]
+        if not covers(event.source_event_seqs or (), gone):
+            raise no(event, "sourceEventSeqs omits a row that the replacement shadows")
+        if self.head in gone:
+            if event.type != "system/message" or len(gone) != 1:
+                raise no(event, "the system message that stands first can only be replaced by another")
+            self.head = event.seq
+        if event.type == "tool/result":
+            self._check_rewrite(event, gone)
+        self.surface[first : last + 1] = [event.seq]
+
+    def _live(self, event: Event, seq: int) -> int:
+        try:
+            return self.surface.index(seq)
+        except ValueError:
+            raise no(event, f"row {seq} is not on the surface any more") from None
+
+    def _check_rewrite(self, event: Event, gone: list[int]) -> None:
+        before = self.results.get(gone[0])
+        if len(gone) != 1 or before is None or _frame(before) != _frame(event):
+            raise no(event, "a result can only take the place of one result, and change its content")
+
+    # -- turns and steps --------------------------------------------------------------------------
+
+    def _turn_start(self, event: Event) -> None:
+        self._check_no_compaction(event)
+        if self.turn is not None or event.data["turn"] != self.next_turn:
+            raise no(event, f"turn {self.next_turn} was to open here")
+        self.turn, self.next_step = self.next_turn, 1
+        self.calls.clear()
+
+    def _turn_end(self, event: Event) -> None:
+        self._check_no_compaction(event)
+        if self.turn is None or event.data["turn"] != self.turn:
+            raise no(event, "the turn that ends here is not open")
+        if self.step is not None:
+            raise no(event, f"step {self.step} of turn {self.turn} is still open")
+        self._check_answered(event)
+        self.turn = None
+        self.next_turn += 1
+
+    def _step_start(self, event: Event) -> None:
+        if self.turn is None or event.data["turn"] != self.turn or self.step is not None:
+            raise no(event, "a step opens inside its own turn, after the one before it has ended")
+        if event.data["step"] != self.next_step:
+            raise no(event, f"step {self.next_step} was to open here")
+        self.step = self.next_step
+
+    def _step_end(self, event: Event) -> None:
+        self._check_step(event)
+        self._check_answered(event)
+        self.step = None
+        self.next_step += 1
+
+    def _check_step(self, event: Event) -> None:
+        inside = self.turn is not None and self.step is not None
+        if not inside or event.data["turn"] != self.turn or event.data["step"] != self.step:
+            raise no(event, "the row does not belong to an open turn and step")
+
+    def _check_turn(self, event: Event) -> None:
+        if self.turn is None:
+            raise no(event, "the row stands outside a turn")
+
+    # -- tools ------------------------------------------------------------------------------------
+
+    def _check_answered(self, event: Event) -> None:
+        if self.strict and self.calls:
+            raise no(event, "a tool call has no result")
+        self.calls.clear()
+
+    def _assistant(self, event: Event) -> None:
+        self._check_step(event)
+        for block in event.data["message"]["content"]:
+            if block["type"] == "tool-call":
+                if block["id"] in self.calls:
+                    raise no(event, "two tool calls have one id")
+                self.calls[block["id"]] = Call(block["name"], block["arguments"])
+
+    def _tool_call(self, event: Event) -> None:
+        self._check_step(event)
+        call = self.calls.get(event.data["callId"])
+        if call is None or call.is_started:
+            raise no(event, "no assistant message asks for this call, or it began before")
+        if call.name != event.data["name"] or call.arguments != event.data["arguments"]:
+            raise no(event, "the call is not the one that the assistant's message asks for")
+        call.is_started = True
+
+    def _tool_result(self, event: Event) -> None:
+        if isinstance(event.surface_op, Replace):
+            self._check_turn(event)
+            return
+        self._check_step(event)
+        call = self.calls.pop(message_of(event)["toolCallId"], None)
+        if call is None:
+            raise no(event, "no open tool call waits for this result")
+        if self.strict and not call.is_started and not is_repair(event):
+            raise no(event, "the result answers a call that never began")
+
+    def _dispatch_start(self, event: Event) -> None:
+        self._check_turn(event)
+        if event.data.get("subCallId") in self.dispatches:
+            raise no(event, "two calls of a tool's program have one id")
+        self.dispatches[event.data.get("subCallId", "")] = False
+
+    def _dispatch(self, event: Event) -> None:
+        self._check_turn(event)
+        if self.dispatches.get(event.data.get("subCallId", "")) is not False:
+            raise no(event, "the call of a tool's program has no start, or ended before")
+        self.dispatches[event.data["subCallId"]] = True
+
+    # -- requests ---------------------------------------------------------------------------------
+
+    def _request_header(self, event: Event) -> None:
+        self._check_turn(event)
+        self.provider = event.data["header"]["config"]["provider"]
+
+    def _developer(self, event: Event) -> None:
+        self._check_step(event)
+        header = event.data.get("headerSeq")
+        if header is not None and self.kinds[header] != "request/header":
+            raise no(event, f"row {header} is not a request header")
+
+    def _retry(self, event: Event) -> None:
+        data = event.data
+        step = self.next_step - 1 if self.step is None else self.step
+        if self.turn is None or data["turn"] != self.turn or data["step"] != step:
+            raise no(event, "the retry does not belong to the current turn and step")
+        if data.get("provider") != self.provider:
+            raise no(event, "the retry's provider is not the one of the last request")
+        chain = (data["turn"], data["step"], data.get("provider"), data.get("policyKey"))
+        name, count = self.retries.get(chain, (data.get("retryId"), 0))
+        if name != data.get("retryId") or data.get("retry") != count + 1:
+            raise no(event, "the retry does not continue its chain")
+        self.retries[chain] = (name, count + 1)
+        self.scheduled[name, count + 1] = False
+
+    def _retry_started(self, event: Event) -> None:
+        key = (event.data.get("retryId"), event.data.get("retry"))
+        if self.scheduled.get(key) is not False:
+            raise no(event, "the retry was not scheduled, or began before")
+        self.scheduled[key] = True
+
+    # -- compaction and the rest ------------------------------------------------------------------
+
+    def _check_no_compaction(self, event: Event) -> None:
+        if self.compaction is not None:
+            raise no(event, "a compaction is open")
+
+    def _compaction_start(self, event: Event) -> None:
+        self._check_no_compaction(event)
+        data = event.data
+        if data.get("turn") != self.turn:
+            raise no(event, "the compaction does not belong to the open turn")
+        self.compaction = Compaction(data.get("compactionId"), data.get("sourceCommandId"), self.turn)
+
+    def _owner(self, event: Event, named: dict[str, Any]) -> Compaction:
+        owner = self.compaction
+        if owner is None or (owner.id, owner.command) != (
+            named.get("compactionId"),
+            named.get("sourceCommandId"),
+        ):
+            raise no(event, "no compaction of this id is open")
+        return owner
+
+    def _summary(self, event: Event) -> None:
+        self._span(event)
+        owner = self._owner(event, event.data)
+        if owner.has_summary or owner.turn != self.turn:
+            raise no(event, "the compaction has a summary, or belongs to another turn")
+        owner.has_summary = True
+
+    def _compaction_end(self, event: Event) -> None:
+        owner = self._owner(event, event.data)
+        if owner.turn != self.turn or event.data.get("turn") != owner.turn:
+            raise no(event, "the compaction belongs to another turn")
+        if "error" not in event.data and not owner.has_summary:
+            raise no(event, "the compaction ends well without a summary")
+        self.compaction = None
+
+    def _span(self, event: Event) -> None:
+        span = event.data["shadowedRange"]
+        first, last = self._live(event, span["start"]), self._live(event, span["end"])
+        gone = event.data["shadowedSeqs"]
+        if last < first or self.surface[first : last + 1] != gone or self.head in gone:
+            raise no(event, "shadowedSeqs is not a run of live rows")
+
+    def _user(self, event: Event) -> None:
+        source = event.data["source"]
+        if isinstance(event.surface_op, Replace) and source["kind"] == "compact-checkpoint":
+            self._owner(event, source)
+
+    def _title(self, event: Event) -> None:
+        cited = event.data["messageSeqs"]
+        if len(set(cited)) != len(cited) or not self.human.issuperset(cited):
+            raise no(event, "messageSeqs must name messages of a person, each once")
+
+    def _command(self, event: Event) -> None:
+        name = event.data.get("commandId")
+        if not isinstance(name, str) or (event.type == "command/run") == (name in self.commands):
+            raise no(event, "the command's start and end do not match")
+        self.commands.add(name)
+
+    def _offload(self, event: Event) -> None:
+        targets = references(event)
+        if len(set(targets)) != len(targets) or not set(self.surface).issuperset(targets):
+            raise no(event, "an image is taken out of a row that is not on the surface")
+
+    def _end_seed(self, _event: Event) -> None:
+        # A compaction that a crash cut off ends where the log was resumed.
+        self.compaction = None
+
+
+_STEPS = {
+    "turn/start": Lifecycle._turn_start,
+    "turn/end": Lifecycle._turn_end,
+    "step/start": Lifecycle._step_start,
+    "step/end": Lifecycle._step_end,
+    "system/message": Lifecycle._check_step,
+    "developer/message": Lifecycle._developer,
+    "assistant/attempt": Lifecycle._check_step,
+    "assistant/message": Lifecycle._assistant,
+    "user/message": Lifecycle._user,
+    "tool/call": Lifecycle._tool_call,
+    "tool/result": Lifecycle._tool_result,
+    "tool/ptc-dispatch-start": Lifecycle._dispatch_start,
+    "tool/ptc-dispatch": Lifecycle._dispatch,
+    "request/header": Lifecycle._request_header,
+    "request/context": Lifecycle._check_turn,
+    "llm/retry": Lifecycle._retry,
+    "llm/retry-started": Lifecycle._retry_started,
+    "compaction/start": Lifecycle._compaction_start,
+    "compaction/summary": Lifecycle._summary,
+    "compaction/prune": Lifecycle._span,
+    "compaction/end": Lifecycle._compaction_end,
+    "session/title": Lifecycle._title,
+    "session/title-llm-request": Lifecycle._title,
+    "command/run": Lifecycle._command,
+    "command/done": Lifecycle._command,
+    "image/offload": Lifecycle._offload,
+    END_SEED: Lifecycle._end_seed,
+}
+
+
+def no(event: Event, what: str) -> SessionRefused:
+    """The refusal of `event`, without a line."""
+    return SessionRefused(what, seq=event.seq, event_type=event.type)
+
+
+def covers(sources: Sources, seqs: Iterable[int]) -> bool:
+    """Whether every one of `seqs` is named, singly or within a range."""
+    spans = sorted(one if isinstance(one, tuple) else (one, one) for one in sources)
+    starts = [span[0] for span in spans]
+    for seq in seqs:
+        place = bisect_right(starts, seq) - 1
+        if place < 0 or spans[place][1] < seq:
+            return False
+    return True
+
+
+def is_repair(event: Event) -> bool:
+    """Whether the harness wrote this result for a call that it never began."""
+    error, message = event.data.get("error"), event.data["message"]
+    call = message["toolCallId"]
+    return (
+        isinstance(error, dict)
+        and error.get("name") == "ToolNotStartedError"
+        and error.get("code") == "TOOL_NOT_STARTED"
+        and message.get("isError") is True
+        and event.source_event_seqs is None
+        and message["id"].startswith((f"forked-tool-result-{call}-", f"interrupted-tool-result-{call}-"))
+    )
+
+
+def _frame(result: Event) -> dict[str, Any]:
+    """A result without its content."""
+    return {**result.data, "message": {**result.data["message"], "content": None}}

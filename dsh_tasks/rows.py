@@ -1,0 +1,454 @@
+"""Rows: what one row of a v4 log may be, and which other rows it points at.
+
+A row is checked here by itself; how rows follow each other is `lifecycle`. Every place in which a row
+names another by number is listed once, in `moved`: whoever numbers rows anew goes through it.
+Seen with the harness' runtime 0.2.1rc2, whose refusals these are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from itertools import pairwise
+from typing import Any, Literal
+
+from dsh_tasks.errors import SessionRefused
+from dsh_tasks.session import SURFACE_TYPES, Event, Replace, Sources
+
+MAX_SAFE = 2**53 - 1
+"""Largest whole number that JavaScript holds exactly; the harness refuses seqs and times above it."""
+
+KNOWN_TYPES = frozenset(
+    """
+    agent-preset/selected agent/inbox/spliced approval/asked approval/decided approval/policy
+    assistant/attempt assistant/message command/done command/run compaction/end compaction/prune
+    compaction/start compaction/summary deliverables/presented developer/message feedback/message-delete
+    feedback/message-put feedback/record goal/change hook/invoked hook/result image/offload
+    job/registered job/settled llm/retry llm/retry-started model/selection permission/preset plan/mode
+    request/context request/header sandbox/mode schedule/change session-log-deepseek/delivery-accepted
+    session/end-seed session/title session/title-llm-request step/end step/start subagent/catalog
+    subagent/descriptor subagent/model-selection-policy system/message team/member team/message/delivered
+    team/message/queued team/task todo/write tool-workflow/agent-end tool-workflow/agent-start
+    tool-workflow/run-end tool-workflow/run-start tool/call tool/ptc-dispatch tool/ptc-dispatch-start
+    tool/result turn/end turn/start user/message web/deepseek-search-llm-request working-directory/change
+    workspace/changes
+    """.split()  # noqa: SIM905 - sixty quoted strings are harder to read
+)
+"""Types that the harness knows; any other is refused unless its row says `ignorable`."""
+
+END_SEED = "session/end-seed"
+DELIVERY = "session-log-deepseek/delivery-accepted"
+DELIVERY_VERSION = 4
+"""A delivery row of another format version speaks of a log that is not this one."""
+
+ROLES: Mapping[str, str] = {
+    "system/message": "system",
+    "developer/message": "developer",
+    "user/message": "user",
+    "assistant/message": "assistant",
+    "tool/result": "tool",
+}
+"""Role of the message that a surface row carries."""
+
+_FIELDS = frozenset({"type", "seq", "time", "data", "sourceEventSeqs", "surfaceOp", "ignorable"})
+_REPLACE_KEYS = {"op", "startSeq", "endSeq"}
+PAIR = 2
+_NOT_STARTED = "TOOL_NOT_STARTED"
+
+
+def is_count(value: object) -> bool:
+    """Whether it is a whole number from 0 that JavaScript holds exactly; booleans are not numbers."""
+    return type(value) is int and 0 <= value <= MAX_SAFE
+
+
+def is_inherited_marker(event: Event) -> bool:
+    """Whether the row says where an inherited part ends. The plain marker of a resumed log does not."""
+    return event.type == END_SEED and event.data.get("inherited") is True
+
+
+def message_of(event: Event) -> dict[str, Any]:
+    """The message of a surface row, as logged."""
+    message: dict[str, Any] = event.data if event.type == "user/message" else event.data["message"]
+    return message
+
+
+# -- one row by itself ----------------------------------------------------------------------------
+
+
+def checked(row: Any, seq: int) -> Event:
+    """The Event of a decoded v4 line that should be row `seq`. Raises SessionRefused, without a line."""
+    if not isinstance(row, dict):
+        raise SessionRefused("a row is a JSON object", seq=seq)
+    kind = row.get("type")
+    if not isinstance(kind, str) or not kind:
+        raise SessionRefused("a row needs a type", seq=seq)
+
+    def no(what: str) -> SessionRefused:
+        return SessionRefused(what, seq=seq, event_type=kind)
+
+    _check_frame(row, seq, no)
+    if kind not in KNOWN_TYPES:
+        return _opaque(row, no)
+    if not isinstance(row["data"], dict):
+        raise no("data is not a JSON object")
+    sources, operation = _checked_sources(row, no), _checked_operation(row, no)
+    event = Event(kind, seq, row["time"], row["data"], sources, operation, ignorable="ignorable" in row)
+    _check_data(event, no)
+    return event
+
+
+Refusal = Callable[[str], SessionRefused]
+
+
+def _check_frame(row: dict[str, Any], seq: int, no: Refusal) -> None:
+    for key in ("seq", "time", "data"):
+        if key not in row:
+            raise no(f"the row lacks {key}")
+    if not row.keys() <= _FIELDS:
+        raise no("the row has a field that the format does not know")
+    if not is_count(row["seq"]):
+        raise no("seq is not a whole number from 0")
+    if row["seq"] != seq:
+        raise no(f"seq has a gap (expected {seq}, got {row['seq']})")
+    if type(row["time"]) is not int or abs(row["time"]) > MAX_SAFE:
+        raise no("time is not epoch milliseconds")
+    if row.get("ignorable", True) is not True:
+        raise no("ignorable can only be true")
+
+
+def _opaque(row: dict[str, Any], no: Refusal) -> Event:
+    if "ignorable" not in row:
+        raise no("the type is not known and the row is not marked ignorable")
+    if "sourceEventSeqs" in row or "surfaceOp" in row:
+        # What it means cannot be known, so it could not be numbered anew either.
+        raise no("a row of unknown type cannot point at other rows")
+    return Event(row["type"], row["seq"], row["time"], row["data"], ignorable=True)
+
+
+def _checked_sources(row: dict[str, Any], no: Refusal) -> Sources | None:
+    if "sourceEventSeqs" not in row:
+        return None
+    value, kind, seq = row["sourceEventSeqs"], row["type"], row["seq"]
+    if kind not in SURFACE_TYPES or kind == "assistant/message":
+        raise no("a row of this type carries no sourceEventSeqs")
+    if not isinstance(value, list) or not value:
+        raise no("sourceEventSeqs is not a list with members")
+    spans: list[tuple[int, int]] = []
+    for member in value:
+        first, last = member if isinstance(member, list) and len(member) == PAIR else (member, member)
+        if not is_count(first) or not is_count(last) or first > last or last >= seq:
+            raise no("sourceEventSeqs must name earlier rows, singly or as ranges")
+        spans.append((first, last))
+    # Never written out: a range in every row of a long log would cost its square.
+    if any(before[1] >= after[0] for before, after in pairwise(sorted(spans))):
+        raise no("sourceEventSeqs names a row twice")
+    return tuple(
+        span if isinstance(member, list) else span[0] for member, span in zip(value, spans, strict=True)
+    )
+
+
+def _checked_operation(row: dict[str, Any], no: Refusal) -> Literal["append"] | Replace | None:
+    if row["type"] not in SURFACE_TYPES:
+        if "surfaceOp" in row:
+            raise no("a row of this type is not shown to the model and carries no surfaceOp")
+        return None
+    value = row.get("surfaceOp")
+    if value == "append":
+        return "append"
+    if not isinstance(value, dict) or value.keys() != _REPLACE_KEYS or value["op"] != "replace":
+        raise no("surfaceOp is neither append nor a replacement")
+    first, last = value["startSeq"], value["endSeq"]
+    if not is_count(first) or not is_count(last) or first >= row["seq"] or last >= row["seq"]:
+        raise no("the replacement does not name earlier rows")
+    return Replace(first, last)
+
+
+def _check_data(event: Event, no: Refusal) -> None:
+    kind, data = event.type, event.data
+    if kind in SURFACE_TYPES:
+        _check_message(kind, data if kind == "user/message" else data.get("message"), no)
+    if kind in _TURN_TYPES and not is_count(data.get("turn")):
+        raise no("turn is not a whole number")
+    if kind in _STEP_TYPES and not is_count(data.get("step")):
+        raise no("step is not a whole number")
+    check = _CHECKS.get(kind)
+    if check is not None:
+        check(data, event.seq, no)
+
+
+_STEP_TYPES = frozenset(
+    """
+    step/start step/end system/message developer/message assistant/message assistant/attempt tool/call
+    tool/result llm/retry llm/retry-started
+    """.split()  # noqa: SIM905 - see above
+)
+_TURN_TYPES = _STEP_TYPES | {"turn/start", "turn/end"}
+
+
+def _check_message(kind: str, message: Any, no: Refusal) -> None:
+    if not isinstance(message, dict):
+        raise no("the row carries no message")
+    if message.get("role") != ROLES[kind]:
+        raise no(f"the message's role is not {ROLES[kind]}")
+    if not isinstance(message.get("id"), str) or not message["id"]:
+        raise no("the message has no id")
+    source = message.get("source")
+    if not isinstance(source, dict) or not isinstance(source.get("kind"), str) or not source["kind"]:
+        raise no("the message does not say where it comes from")
+    if kind == "assistant/message" and not (source["kind"] == "model" and _is_route(source)):
+        raise no("the message's source is not a model")
+    if kind == "system/message" and source["kind"] != "system-prompt":
+        raise no("the message's source is not the system prompt")
+    if kind == "tool/result":
+        _check_result(message, source, no)
+    _check_content(message.get("content"), no)
+
+
+def _check_result(message: dict[str, Any], source: dict[str, Any], no: Refusal) -> None:
+    call = message.get("toolCallId")
+    if not isinstance(call, str) or not call or source.get("kind") != "tool" or source.get("callId") != call:
+        raise no("the result does not name its tool call")
+    if not isinstance(message.get("isError", False), bool):
+        raise no("isError is not true or false")
+
+
+def _check_content(content: Any, no: Refusal) -> None:
+    if not isinstance(content, list):
+        raise no("content is not a list of blocks")
+    for block in content:
+        if not isinstance(block, dict) or not isinstance(block.get("type"), str) or not block["type"]:
+            raise no("content holds something that is not a block")
+        for key in _BLOCK_TEXTS.get(block["type"], ()):
+            if not isinstance(block.get(key), str):
+                raise no(f"a block of type {block['type']} lacks {key}")
+        if block["type"] == "tool-result":
+            raise no("content holds a result block of an older format")
+        if block["type"] == "tool-call" and not (block["id"] and block["name"]):
+            raise no("a tool call has no id or no name")
+
+
+_BLOCK_TEXTS: Mapping[str, tuple[str, ...]] = {
+    "text": ("text",),
+    "reasoning": ("text",),
+    "tool-call": ("id", "name", "arguments"),
+}
+
+
+def _is_route(value: Any) -> bool:
+    return isinstance(value, dict) and all(
+        isinstance(value.get(key), str) and value[key] for key in ("provider", "model")
+    )
+
+
+def _check_assistant(data: dict[str, Any], _seq: int, no: Refusal) -> None:
+    if not isinstance(data.get("stream"), list):
+        raise no("stream is not a list")
+
+
+def _check_tool_result(data: dict[str, Any], _seq: int, no: Refusal) -> None:
+    error = data.get("error")
+    if error is not None and (not isinstance(error, dict) or data["message"].get("isError") is not True):
+        raise no("an error stands beside a result that is none")
+
+
+def _check_tool_call(data: dict[str, Any], _seq: int, no: Refusal) -> None:
+    if not all(isinstance(data.get(key), str) and data[key] for key in ("callId", "name")):
+        raise no("the call has no id or no name")
+    if not isinstance(data.get("arguments"), str):
+        raise no("the call's arguments are not text")
+
+
+def _check_turn_end(data: dict[str, Any], _seq: int, no: Refusal) -> None:
+    reason = data.get("reason")
+    if not isinstance(reason, dict) or not isinstance(reason.get("kind"), str) or not reason["kind"]:
+        raise no("the turn does not say how it ended")
+
+
+def _check_request(data: dict[str, Any], _seq: int, no: Refusal) -> None:
+    header = data.get("header")
+    if not isinstance(header, dict) or not _is_route(header.get("config")):
+        raise no("the request header names no provider and model")
+    if "system" in header:
+        raise no("the request header holds a system text, which has a row of its own")
+
+
+def _check_title(data: dict[str, Any], seq: int, no: Refusal) -> None:
+    if not _are_earlier(data.get("messageSeqs"), seq):
+        raise no("messageSeqs does not name earlier rows")
+
+
+def _check_span(data: dict[str, Any], seq: int, no: Refusal) -> None:
+    span = data.get("shadowedRange")
+    if not isinstance(span, dict) or not _are_earlier([span.get("start"), span.get("end")], seq):
+        raise no("the compaction's range does not name earlier rows")
+    if not _are_earlier(data.get("shadowedSeqs"), seq):
+        raise no("shadowedSeqs does not name earlier rows")
+
+
+def _check_compaction(data: dict[str, Any], _seq: int, no: Refusal) -> None:
+    if data.get("turn") is not None and not is_count(data["turn"]):
+        raise no("turn is neither a whole number nor null")
+
+
+def _check_done(data: dict[str, Any], seq: int, no: Refusal) -> None:
+    if "sourceEventSeq" in data and not _are_earlier([data["sourceEventSeq"]], seq):
+        raise no("sourceEventSeq does not name an earlier row")
+
+
+def _check_developer(data: dict[str, Any], seq: int, no: Refusal) -> None:
+    if "headerSeq" in data and not _are_earlier([data["headerSeq"]], seq):
+        raise no("headerSeq does not name an earlier row")
+
+
+def _check_offload(data: dict[str, Any], seq: int, no: Refusal) -> None:
+    targets = data.get("targets")
+    if not isinstance(targets, list) or not targets or not all(isinstance(one, dict) for one in targets):
+        raise no("targets is not a list of rows")
+    if not _are_earlier([one.get("seq") for one in targets], seq):
+        raise no("targets does not name earlier rows")
+    if not all(_are_indexes(one.get("imageIndexes")) for one in targets):
+        raise no("imageIndexes does not rise from 0")
+
+
+def _check_delivery(data: dict[str, Any], seq: int, no: Refusal) -> None:
+    if data.get("sessionFormatVersion", 0) != DELIVERY_VERSION:
+        return
+    if not isinstance(data.get("sessionId"), str) or not data["sessionId"]:
+        raise no("the delivery row names no session")
+    if not _are_earlier([data.get("throughSeq")], seq):
+        raise no("the delivery row does not lie after what it covers")
+
+
+def _check_inbox(data: dict[str, Any], _seq: int, no: Refusal) -> None:
+    inserted = data.get("inserted")
+    if not isinstance(inserted, list) or not all(isinstance(one, dict) for one in inserted):
+        raise no("inserted is not a list of messages")
+    if not is_count(data.get("start")) or not is_count(data.get("removedCount", 0)):
+        raise no("the inbox change does not say where")
+
+
+def _are_earlier(value: Any, seq: int) -> bool:
+    return isinstance(value, list) and all(is_count(one) and one < seq for one in value)
+
+
+def _are_indexes(value: Any) -> bool:
+    return (
+        isinstance(value, list)
+        and bool(value)
+        and all(is_count(one) for one in value)
+        and all(one < other for one, other in pairwise(value))
+    )
+
+
+_CHECKS: Mapping[str, Callable[[dict[str, Any], int, Refusal], None]] = {
+    "assistant/message": _check_assistant,
+    "assistant/attempt": _check_assistant,
+    "tool/result": _check_tool_result,
+    "tool/call": _check_tool_call,
+    "turn/end": _check_turn_end,
+    "request/header": _check_request,
+    "session/title": _check_title,
+    "session/title-llm-request": _check_title,
+    "compaction/summary": _check_span,
+    "compaction/prune": _check_span,
+    "compaction/start": _check_compaction,
+    "compaction/end": _check_compaction,
+    "command/done": _check_done,
+    "developer/message": _check_developer,
+    "image/offload": _check_offload,
+    DELIVERY: _check_delivery,
+    "agent/inbox/spliced": _check_inbox,
+}
+
+
+# -- rows that point at rows ----------------------------------------------------------------------
+
+Move = Callable[[int], int]
+
+
+def moved(event: Event, seq: int, ref: Move, turn: Move) -> Event:
+    """The same row at place `seq`, with every number that names a row sent through `ref` and every
+    turn number through `turn`. Shares with `event` what does not change.
+    """
+    sources, operation = event.source_event_seqs, event.surface_op
+    if sources is not None:
+        sources = tuple((ref(one[0]), ref(one[1])) if isinstance(one, tuple) else ref(one) for one in sources)
+    if isinstance(operation, Replace):
+        operation = Replace(ref(operation.start_seq), ref(operation.end_seq))
+    return replace(
+        event, seq=seq, data=_moved_data(event, ref, turn), source_event_seqs=sources, surface_op=operation
+    )
+
+
+def _moved_data(event: Event, ref: Move, turn: Move) -> dict[str, Any]:
+    if event.type not in KNOWN_TYPES:
+        return event.data
+    data = event.data
+    if type(data.get("turn")) is int:
+        data = {**data, "turn": turn(data["turn"])}
+    move = _MOVES.get(event.type)
+    return data if move is None else move(data, ref)
+
+
+def references(event: Event) -> list[int]:
+    """Every row that `event` points at; a range counts by its two ends."""
+    found: list[int] = []
+
+    def note(seq: int) -> int:
+        found.append(seq)
+        return seq
+
+    if event.source_event_seqs is not None or event.surface_op is not None or event.type in _MOVES:
+        moved(event, event.seq, note, lambda turn: turn)
+    return found
+
+
+def _move_list(key: str) -> Callable[[dict[str, Any], Move], dict[str, Any]]:
+    return lambda data, ref: {**data, key: [ref(one) for one in data[key]]}
+
+
+def _move_one(key: str) -> Callable[[dict[str, Any], Move], dict[str, Any]]:
+    return lambda data, ref: {**data, key: ref(data[key])} if key in data else data
+
+
+def _move_span(data: dict[str, Any], ref: Move) -> dict[str, Any]:
+    span = data["shadowedRange"]
+    return {
+        **data,
+        "shadowedRange": {**span, "start": ref(span["start"]), "end": ref(span["end"])},
+        "shadowedSeqs": [ref(one) for one in data["shadowedSeqs"]],
+    }
+
+
+def _move_targets(data: dict[str, Any], ref: Move) -> dict[str, Any]:
+    return {**data, "targets": [{**one, "seq": ref(one["seq"])} for one in data["targets"]]}
+
+
+def _move_delivery(data: dict[str, Any], ref: Move) -> dict[str, Any]:
+    if data.get("sessionFormatVersion", 0) != DELIVERY_VERSION:
+        return data
+    return {**data, "throughSeq": ref(data["throughSeq"])}
+
+
+def _move_repair(data: dict[str, Any], ref: Move) -> dict[str, Any]:
+    # The harness names the repair of a call that a fork cut off after the row itself, and checks it.
+    message = data["message"]
+    prefix = f"forked-tool-result-{message['toolCallId']}-"
+    suffix = message["id"].removeprefix(prefix)
+    is_repair = isinstance(data.get("error"), dict) and data["error"].get("code") == _NOT_STARTED
+    if not is_repair or not message["id"].startswith(prefix) or not suffix.lstrip("-").isdecimal():
+        return data
+    return {**data, "message": {**message, "id": f"{prefix}{ref(int(suffix))}"}}
+
+
+_MOVES: Mapping[str, Callable[[dict[str, Any], Move], dict[str, Any]]] = {
+    "session/title": _move_list("messageSeqs"),
+    "session/title-llm-request": _move_list("messageSeqs"),
+    "compaction/summary": _move_span,
+    "compaction/prune": _move_span,
+    "command/done": _move_one("sourceEventSeq"),
+    "developer/message": _move_one("headerSeq"),
+    "image/offload": _move_targets,
+    DELIVERY: _move_delivery,
+    "tool/result": _move_repair,
+}

@@ -1,0 +1,160 @@
+"""Surface: the messages of a log that a model sees.
+
+Rows append to the surface or take the place of a run of its live rows; folding is the walk that
+leaves the live ones. Everything else in a log is for people and programs and never shown.
+Pure: no clock, no I/O.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from dsh_tasks.errors import SessionRefused
+from dsh_tasks.rows import message_of
+from dsh_tasks.session import SURFACE_TYPES, Event, Replace
+
+UNKNOWN_OUTCOME = (
+    "No result of this tool call was recorded, so its outcome is unknown. It may have had its effects. "
+    "Repeat it only if it is read-only or safe to repeat; otherwise look at the state of things first."
+)
+"""What a model reads where a completed turn holds a call without a result."""
+
+
+@dataclass(frozen=True, slots=True)
+class Node:
+    """One live message of the surface."""
+
+    event: Event
+    """The row that put it there."""
+    message: Mapping[str, Any]
+    """The message as logged; images that were taken out since are marked `offloaded`."""
+    turn: int
+    """Number of the turn in which the row stands; 0 before the first."""
+
+    @property
+    def seq(self) -> int:
+        """Seq of its row."""
+        return self.event.seq
+
+
+def fold(events: Iterable[Event]) -> tuple[Node, ...]:
+    """The live nodes in the order in which a model sees them.
+
+    A message with empty content keeps its place here, but `messages` leaves it out.
+    Raises SessionRefused where a row replaces what is not on the surface.
+    """
+    nodes: list[Node] = []
+    turn = 0
+    for event in events:
+        if event.type == "turn/start":
+            turn = event.data["turn"]
+        elif event.type == "image/offload":
+            nodes = _without_images(nodes, event)
+        elif event.type in SURFACE_TYPES:
+            node = Node(event, message_of(event), turn)
+            if isinstance(event.surface_op, Replace):
+                first, last = _span(nodes, event, event.surface_op)
+                nodes[first : last + 1] = [node]
+            else:
+                nodes.append(node)
+    return tuple(nodes)
+
+
+def messages(events: Sequence[Event]) -> list[dict[str, Any]]:
+    """What a model is shown: `{role, content, ...}` as logged, in order.
+
+    Roles are system, developer, user, assistant, tool; a tool's message has `toolCallId` and `isError`.
+    Every call in a completed turn has a result: one that was never recorded reads UNKNOWN_OUTCOME.
+    Calls of a turn still open stay as they are.
+    """
+    return shown(fold(events), completed_before=_end_of_completed(events))
+
+
+def shown(nodes: Iterable[Node], *, completed_before: int) -> list[dict[str, Any]]:
+    """The messages of nodes; calls of rows before `completed_before` get a result if they have none.
+
+    A result whose call is not shown (it was summarised away) is not shown either.
+    """
+    history: list[dict[str, Any]] = []
+    for node, answers in answered(nodes, completed_before=completed_before):
+        if node.message["content"] or node.event.type in ("user/message", "tool/result"):
+            history.append(dict(node.message))
+        history += (dict(answer) for answer in answers)
+    return history
+
+
+def answered(
+    nodes: Iterable[Node], *, completed_before: int
+) -> Iterable[tuple[Node, tuple[Mapping[str, Any], ...]]]:
+    """Each node, and the results that must be made up to stand right after it."""
+    kept = list(nodes)
+    waiting: dict[str, int] = {}
+    """Open calls and the place of their assistant message."""
+    missing: dict[int, list[str]] = {}
+    out: list[Node | None] = list(kept)
+    for place, node in enumerate(kept):
+        if node.event.type == "assistant/message":
+            _give_up(waiting, missing)
+            waiting = dict.fromkeys(calls_of(node.message), place)
+        elif node.event.type == "tool/result" and waiting.pop(node.message["toolCallId"], None) is None:
+            out[place] = None
+    _give_up(waiting, missing)
+    for place, shown_node in enumerate(out):
+        if shown_node is not None:
+            made = missing.get(place, ()) if shown_node.seq < completed_before else ()
+            yield shown_node, tuple(unknown_outcome(call) for call in made)
+
+
+def _give_up(waiting: Mapping[str, int], missing: dict[int, list[str]]) -> None:
+    for call, place in waiting.items():
+        missing.setdefault(place, []).append(call)
+
+
+def calls_of(message: Mapping[str, Any]) -> list[str]:
+    """Ids of the tool calls that an assistant's message asks for, in order."""
+    return [block["id"] for block in message["content"] if block["type"] == "tool-call"]
+
+
+def unknown_outcome(call: str) -> dict[str, Any]:
+    """The result of a call of which none was recorded."""
+    return {
+        "role": "tool",
+        "toolCallId": call,
+        "content": [{"type": "text", "text": UNKNOWN_OUTCOME}],
+        "isError": True,
+        "id": f"unknown-outcome-{call}",
+        "source": {"kind": "tool", "callId": call},
+    }
+
+
+def _end_of_completed(events: Sequence[Event]) -> int:
+    """Seq after the last `turn/end`; 0 without one."""
+    return next((event.seq + 1 for event in reversed(events) if event.type == "turn/end"), 0)
+
+
+def _span(nodes: Sequence[Node], event: Event, operation: Replace) -> tuple[int, int]:
+    places = {node.seq: place for place, node in enumerate(nodes)}
+    first, last = places.get(operation.start_seq), places.get(operation.end_seq)
+    if first is None or last is None or last < first:
+        raise SessionRefused("the replacement is not of live rows", seq=event.seq, event_type=event.type)
+    return first, last
+
+
+def _without_images(nodes: Sequence[Node], event: Event) -> list[Node]:
+    """The nodes after some images were taken out of what a model is sent."""
+    targets = {one["seq"]: frozenset(one["imageIndexes"]) for one in event.data["targets"]}
+    return [
+        replace(node, message=_offloaded(node.message, targets[node.seq])) if node.seq in targets else node
+        for node in nodes
+    ]
+
+
+def _offloaded(message: Mapping[str, Any], images: frozenset[int]) -> dict[str, Any]:
+    content, image = [], -1
+    for block in message["content"]:
+        image += block["type"] == "image"
+        is_out = block["type"] == "image" and image in images
+        content.append({**block, "offloaded": True} if is_out else block)
+    return {**message, "content": content}
