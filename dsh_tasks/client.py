@@ -32,7 +32,7 @@ from dsh_tasks.notice import Notice
 from dsh_tasks.provider import Registry
 from dsh_tasks.queue import Message, make_app, publish
 from dsh_tasks.schema import check_schema
-from dsh_tasks.seed import child_header, child_session, decode
+from dsh_tasks.seed import decode
 from dsh_tasks.session import Event, Session
 from dsh_tasks.settings import Settings, load
 from dsh_tasks.store import (
@@ -440,15 +440,9 @@ class AsyncClient:
         record = (await self.store.read(task_id, caller=self.caller)).record
         seed = await self.seed_events(record)
         rows = await self.store.own_rows(task_id)
-        header = child_header(
-            parent_session=record.task.owner,
-            child_id=task_id,
-            cwd=record.header.get("cwd"),
-            created_at_ms=record.task.created_ms,
-            depth=record.task.depth,
-            seeded=bool(seed),
-        )
-        return child_session(header, seed, [Event.from_row(json.loads(row)) for row in rows])
+        own = tuple(Event.from_row(json.loads(row)) for row in rows)
+        # A child that has written nothing yet has no end-of-seed marker either.
+        return Session(record.child_header(seeded=bool(seed and own)), (*(seed if own else ()), *own))
 
     async def seed_events(self, record: Record) -> tuple[Event, ...]:
         """The events that a child inherited."""

@@ -9,7 +9,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from enum import StrEnum
 
-from dsh_tasks.seed import child_header
 
 from dsh_tasks.errors import DshTasksError, StoreUnavailable
 from dsh_tasks.session import Event
@@ -227,14 +226,6 @@ class Runner:
 def first_view(record: Record, attempt: int, model: str | None) -> Child:
     """The child as the record tells it, before its seed and earlier rows are there."""
     task = record.task
-    header = child_header(
-        parent_session=task.owner,
-        child_id=task.id,
-        cwd=record.header.get("cwd"),
-        created_at_ms=task.created_ms,
-        depth=task.depth,
-        seeded=False,
-    )
     return Child(
         task_id=task.id,
         session_id=task.id,
@@ -243,7 +234,7 @@ def first_view(record: Record, attempt: int, model: str | None) -> Child:
         label=task.label,
         provider=task.provider,
         prompt=record.prompt,
-        header=header,
+        header=record.child_header(seeded=False),
         seed=(),
         log=(),
         policy=Policy.from_json(record.policy),

@@ -9,6 +9,7 @@ from typing import Any
 
 from dsh_tasks.errors import LimitReached, OwnerNotRunning, StoreUnavailable, TaskNotFound
 from dsh_tasks.seed import Seed
+from dsh_tasks.session import Header
 from dsh_tasks.settings import Settings
 from dsh_tasks.store import seeds
 from dsh_tasks.store.connection import Link
@@ -78,6 +79,19 @@ class Record:
     log_next: int
     structured: Any
     has_structured: bool
+
+    def child_header(self, *, seeded: bool) -> Header:
+        """Header of the child's own log; its depth is the record's (rule 8)."""
+        return Header(
+            version=4,
+            id=self.task.id,
+            created_at=self.task.created_ms,
+            cwd=self.header.get("cwd"),
+            parent_session=self.task.owner,
+            is_seeded=seeded,
+            origin="subagent",
+            delegation_depth=self.task.depth,
+        )
 
 
 @dataclass(frozen=True, slots=True)
