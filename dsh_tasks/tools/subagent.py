@@ -130,9 +130,7 @@ class SubagentTool(Tool):
         try:
             output = await until_aborted(run.result(), call.abort)
         except Aborted:
-            return errored(
-                f"the call was aborted and subagent {run.id} was stopped", code="aborted", runId=run.id
-            )
+            return errored(f"the call was aborted and {run.id} was stopped", code="aborted", runId=run.id)
         except DshTasksError as error:
             return refused(error)
         except Exception as error:  # noqa: BLE001 - the model gets a sentence, never a traceback
@@ -186,7 +184,7 @@ async def _disposal(run: Run) -> Exception | None:
 
 def _with_disposal(run: Run, result: ToolResult, error: Exception) -> ToolResult:
     """An errored result that keeps both diagnostics, or the only one."""
-    also = f"disposing of subagent {run.id} failed: {_diagnostic(error)}"
+    also = f"disposing of {run.id} failed: {_diagnostic(error)}"
     if not result.is_error:
         message = f"{also}; it had completed and its output can be read with task_output"
         return errored(message, code="not_disposed", runId=run.id)

@@ -92,16 +92,16 @@ ENDINGS: Mapping[Cause, str] = {
     Cause.ANCESTOR: "was killed together with the task above it",
     Cause.OPERATOR: "was killed by the operator",
 }
-"""How an ending without success reads, after the subagent's id."""
+"""How an ending without success reads, after the id."""
 
 
 def ending(task: Task) -> str:
     """How a task ended, as a sentence without its output."""
     if not task.is_terminal:
-        return f"subagent {task.id} has not ended, it is {task.status.value}"
+        return f"{task.id} has not ended, it is {task.status.value}"
     plain = "failed" if task.status is Status.FAILED else "was killed"
     words = ENDINGS[task.cause] if task.cause is not None else plain
-    return f"subagent {task.id} {words}{_tail(task.detail)}"
+    return f"{task.id} {words}{_tail(task.detail)}"
 
 
 def _tail(detail: str) -> str:

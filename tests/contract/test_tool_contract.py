@@ -437,7 +437,7 @@ def test_a_result_that_came_as_one_page_of_many_says_how_to_continue() -> None:
 
 def test_a_child_that_failed_by_an_error_is_an_errored_result() -> None:
     assert foreground(failed(Cause.ERROR, "ValueError in\n the engine")).text == (
-        f"Error: subagent {RUN_ID} failed with an error: ValueError in the engine"
+        f"Error: {RUN_ID} failed with an error: ValueError in the engine"
     )
 
 
@@ -445,7 +445,7 @@ def test_a_child_at_its_token_limit_is_an_errored_result_without_its_partial_out
     result = foreground(failed(Cause.MAX_TOKENS, text="half a sen"))
     assert result.is_error
     assert result.text == (
-        f"Error: subagent {RUN_ID} reached its token limit before it was done; "
+        f"Error: {RUN_ID} reached its token limit before it was done; "
         "its partial output can be read with task_output"
     )
     assert "half a sen" not in json.dumps(result.value) + result.text
@@ -461,14 +461,14 @@ def test_a_child_at_its_token_limit_is_an_errored_result_without_its_partial_out
 
 def test_a_refusal_is_an_errored_result() -> None:
     result = foreground(failed(Cause.REFUSAL))
-    assert (result.is_error, result.text) == (True, f"Error: subagent {RUN_ID} refused the task")
+    assert (result.is_error, result.text) == (True, f"Error: {RUN_ID} refused the task")
 
 
 def test_a_child_without_the_value_of_its_schema_is_an_errored_result() -> None:
     result = foreground(failed(Cause.SCHEMA, "$.n: is required"))
     assert (result.is_error, result.text) == (
         True,
-        f"Error: subagent {RUN_ID} ended without a value that fits its output schema: $.n: is required",
+        f"Error: {RUN_ID} ended without a value that fits its output schema: $.n: is required",
     )
 
 
@@ -476,7 +476,7 @@ def test_a_child_whose_worker_was_lost_is_an_errored_result() -> None:
     result = foreground(failed(Cause.WORKER_LOST, "3 leases expired in a row, attempt 3"))
     assert (result.is_error, result.text) == (
         True,
-        f"Error: subagent {RUN_ID} was given up because its worker was lost too often: "
+        f"Error: {RUN_ID} was given up because its worker was lost too often: "
         "3 leases expired in a row, attempt 3",
     )
 
@@ -485,19 +485,19 @@ def test_a_child_killed_by_its_owner_is_an_errored_result() -> None:
     result = foreground(killed(Cause.OWNER, "not needed any more"))
     assert (result.is_error, result.text) == (
         True,
-        f"Error: subagent {RUN_ID} was killed by its owner: not needed any more",
+        f"Error: {RUN_ID} was killed by its owner: not needed any more",
     )
     assert (result.value["status"], result.value["cause"]) == ("killed", "owner")
 
 
 def test_a_child_killed_by_the_operator_is_an_errored_result() -> None:
     result = foreground(killed(Cause.OPERATOR))
-    assert (result.is_error, result.text) == (True, f"Error: subagent {RUN_ID} was killed by the operator")
+    assert (result.is_error, result.text) == (True, f"Error: {RUN_ID} was killed by the operator")
 
 
 def test_a_child_killed_with_the_task_above_it_is_an_errored_result() -> None:
     result = foreground(killed(Cause.ANCESTOR))
-    assert result.text == f"Error: subagent {RUN_ID} was killed together with the task above it"
+    assert result.text == f"Error: {RUN_ID} was killed together with the task above it"
 
 
 @pytest.mark.parametrize(
@@ -509,7 +509,7 @@ def test_a_child_killed_with_the_task_above_it_is_an_errored_result() -> None:
     ],
 )
 def test_a_child_that_met_a_bound_is_an_errored_result(cause: Cause, words: str) -> None:
-    assert foreground(failed(cause)).text == f"Error: subagent {RUN_ID} {words}"
+    assert foreground(failed(cause)).text == f"Error: {RUN_ID} {words}"
 
 
 def test_every_cause_has_a_sentence() -> None:
@@ -518,20 +518,20 @@ def test_every_cause_has_a_sentence() -> None:
 
 @pytest.mark.parametrize(("status", "words"), [(Status.FAILED, "failed"), (Status.KILLED, "was killed")])
 def test_an_ending_without_a_cause_is_an_errored_result(status: Status, words: str) -> None:
-    assert foreground(an_output(status=status)).text == f"Error: subagent {RUN_ID} {words}"
+    assert foreground(an_output(status=status)).text == f"Error: {RUN_ID} {words}"
 
 
 def test_an_end_that_is_none_is_an_errored_result_and_never_a_success() -> None:
     result = foreground(an_output("so far", status=Status.RUNNING))
     assert result.is_error
-    assert result.text.startswith(f"Error: subagent {RUN_ID} has not ended, it is running")
+    assert result.text.startswith(f"Error: {RUN_ID} has not ended, it is running")
 
 
 def test_the_instance_option_adds_the_partial_output_marked_as_such() -> None:
     result = foreground(failed(Cause.MAX_TOKENS, text="half a sen"), partial_output_in_errors=True)
     assert result.is_error
     assert result.text == (
-        f"Error: subagent {RUN_ID} reached its token limit before it was done\n"
+        f"Error: {RUN_ID} reached its token limit before it was done\n"
         "[partial output, the subagent did not complete]\nhalf a sen"
     )
     assert result.value["partialOutput"] == "half a sen"
@@ -552,8 +552,8 @@ def test_dispose_failing_with_a_failed_child_keeps_both_diagnostics() -> None:
     result = foreground(failed(Cause.ERROR, "ValueError"), disposal=RuntimeError("no answer"))
     assert result.is_error
     assert result.text == (
-        f"Error: subagent {RUN_ID} failed with an error: ValueError; "
-        f"and disposing of subagent {RUN_ID} failed: RuntimeError: no answer"
+        f"Error: {RUN_ID} failed with an error: ValueError; "
+        f"and disposing of {RUN_ID} failed: RuntimeError: no answer"
     )
     assert result.value["message"] == result.text.removeprefix("Error: ")
     assert (result.value["cause"], result.value["disposal"]) == ("error", "RuntimeError: no answer")
@@ -563,7 +563,7 @@ def test_dispose_failing_with_a_lost_result_keeps_both_diagnostics_and_the_statu
     gone = StoreUnavailable("no answer in time")
     assert foreground(gone, disposal=gone).text == (
         "Error: the task store is unavailable: no answer in time; "
-        f"and disposing of subagent {RUN_ID} failed: the task store is unavailable: no answer in time\n"
+        f"and disposing of {RUN_ID} failed: the task store is unavailable: no answer in time\n"
         "[status: unavailable]"
     )
 
@@ -574,7 +574,7 @@ def test_dispose_failing_after_a_completed_child_is_an_errored_result_that_tells
     result = foreground(an_output("42"), disposal=RuntimeError())
     assert (result.is_error, result.text) == (
         True,
-        f"Error: disposing of subagent {RUN_ID} failed: RuntimeError; "
+        f"Error: disposing of {RUN_ID} failed: RuntimeError; "
         "it had completed and its output can be read with task_output",
     )
 
@@ -624,7 +624,7 @@ def test_an_aborted_caller_gets_an_errored_result_after_the_run_was_disposed_of(
     result, run = asyncio.run(scenario())
     assert (result.is_error, result.text) == (
         True,
-        f"Error: the call was aborted and subagent {RUN_ID} was stopped",
+        f"Error: the call was aborted and {RUN_ID} was stopped",
     )
     assert (result.value["code"], run.disposed) == ("aborted", 1)
 
@@ -641,8 +641,8 @@ def test_dispose_failing_with_an_aborted_caller_keeps_both_diagnostics() -> None
         return await calling
 
     assert asyncio.run(scenario()).text == (
-        f"Error: the call was aborted and subagent {RUN_ID} was stopped; "
-        f"and disposing of subagent {RUN_ID} failed: RuntimeError: no answer"
+        f"Error: the call was aborted and {RUN_ID} was stopped; "
+        f"and disposing of {RUN_ID} failed: RuntimeError: no answer"
     )
 
 
