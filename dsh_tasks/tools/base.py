@@ -148,8 +148,8 @@ class ToolResult:
     is_error: bool = False
 
 
-class Aborted(Exception):  # noqa: N818 - a state of the caller, not a fault
-    """The caller's abort came before the end."""
+class Aborted(Exception):
+    """The caller's abort came before the end: a state of the caller, not a fault."""
 
 
 class Tool(ABC):
