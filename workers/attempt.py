@@ -43,7 +43,10 @@ class Attempt:
         return time.time_ns() // 1_000_000
 
     async def append(self, rows: Sequence[Mapping[str, Any]]) -> None:
-        """Write rows durably. Raises Fenced; a silent server is asked again while the lease lasts."""
+        """Write rows durably; a silent server is asked again while the lease lasts.
+
+        Raises Fenced, and CancelledError where a kill was accepted meanwhile.
+        """
         if not rows:
             return
         self.check_lease()
@@ -51,13 +54,16 @@ class Attempt:
         ended_steps = sum(1 for row in rows if row["type"] == "step/end")
         answer = await self._append(encoded, ended_steps)
         if isinstance(answer, FencedOff):
-            # `stopping` refuses rows too: a kill was accepted and its word is on the way.
-            killed = answer.status == Status.STOPPING
-            self.stop_reason = max(
-                self.stop_reason, StopReason.KILL if killed else StopReason.FENCED, key=RANK.__getitem__
-            )
-            raise Fenced
+            self._refused(answer)
         self.rows += [Event.from_row(dict(row)) for row in rows]
+
+    def _refused(self, answer: FencedOff) -> None:
+        if answer.status == Status.STOPPING and self.stop_reason is not StopReason.FENCED:
+            # A kill was accepted and its word is on the way: the engine ends as if it had come.
+            self.stop_reason = StopReason.KILL
+            raise asyncio.CancelledError
+        self.stop_reason = StopReason.FENCED
+        raise Fenced
 
     async def _append(self, encoded: Sequence[bytes], ended_steps: int) -> int | FencedOff:
         for pause_s in (*APPEND_PAUSES_S, None):

@@ -9,7 +9,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from enum import StrEnum
 
-
 from dsh_tasks.errors import DshTasksError, StoreUnavailable
 from dsh_tasks.session import Event
 from dsh_tasks.store import Claimed, Fence, FencedOff, NotClaimed, Record, Settled, Store
@@ -142,8 +141,7 @@ class Runner:
         except asyncio.CancelledError:
             raise
         except Fenced:
-            # A kill that was seen by a refused write is a kill, not a lost lease.
-            return unmade_outcome(attempt) if attempt.stop_reason is StopReason.KILL else None
+            return None
         except DshTasksError as error:
             return Outcome(Status.FAILED, Cause.ERROR, error.message)
         except BaseException as error:  # noqa: BLE001 - a tool's sys.exit must not end the worker

@@ -208,7 +208,7 @@ class Store:
 
     def _submit_args(self, new: NewTask, fence: Fence | None) -> list[str | bytes | int | float]:
         attempt, token = (fence.attempt, fence.token) if fence else NO_FENCE
-        has_seed = bool(new.seed.events)
+        has_seed = new.seed.event_count > 0
         digests = list(dict.fromkeys(chunk.digest for chunk in new.seed.chunks)) if has_seed else []
         fields: dict[str, str | int] = {
             "v": 1,
@@ -220,7 +220,7 @@ class Store:
             "header": new.header,
             "seed": new.seed.digest if has_seed else "",
             "seed_turns": new.seed.turns,
-            "seed_events": len(new.seed.events),
+            "seed_events": new.seed.event_count,
             "seed_bytes": new.seed.raw_bytes if has_seed else 0,
         }
         flat = [part for pair in fields.items() for part in pair]

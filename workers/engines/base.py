@@ -91,7 +91,8 @@ class Run(Protocol):
     async def append(self, rows: Sequence[Mapping[str, Any]]) -> None:
         """Write rows (v4 row dicts, `seq` contiguous after seed and log) durably, fenced.
 
-        Raises Fenced when this attempt may not write any more.
+        Raises Fenced when this attempt may not write any more, and CancelledError where a kill was
+        accepted meanwhile (`stop_reason` says so).
         """
 
     def activity(self, words: str) -> None:
