@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import sys
+from collections.abc import Callable
 
 import typer
 
@@ -18,7 +19,7 @@ app = typer.Typer(
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
 )
-for name, command in {
+COMMANDS: dict[str, Callable[..., object]] = {
     "demo": demo.demo,
     "up": up.up,
     "start": start.start,
@@ -33,7 +34,8 @@ for name, command in {
     "worker": serve.worker,
     "flower": serve.flower,
     "version": version.version,
-}.items():
+}
+for name, command in COMMANDS.items():
     app.command(name)(command)
 
 

@@ -31,7 +31,7 @@ _CliRefusal: type[Exception] = typer.BadParameter.__mro__[2]
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON document, errors too.")]
 
 
-class Interrupted(Exception):  # noqa: N818 - a state, not a fault
+class Interrupted(Exception):
     """Ctrl-C or SIGTERM, after the command has cleaned up."""
 
 

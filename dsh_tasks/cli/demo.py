@@ -46,7 +46,8 @@ KEY_OF_PARENT = "DEEPSEEK_API_KEY"
 def demo(as_json: AsJson = False) -> int:
     """Show the whole way once.
 
-    With a server and a worker of its own, which end with it. Uses DSH_TASKS_MODEL, or DEEPSEEK_API_KEY, else an offline model.
+    With a server and a worker of its own, which end with it. Uses
+    DSH_TASKS_MODEL, or DEEPSEEK_API_KEY, else an offline model.
     """
     live = render.is_terminal() and not as_json
     view: View = LiveView() if live else PlainView(progress if as_json else say)
@@ -83,7 +84,7 @@ def model_words(model: str | None, parent: Session) -> str:
     """Which model the children use, and why."""
     if is_offline(model):
         return (
-            f"offline: no real model, but a small program that reads the history and follows directives; "
+            "offline: no real model, but a small program that reads the history and follows directives; "
             f"set DSH_TASKS_MODEL or {KEY_OF_PARENT} for a real one"
         )
     if model is not None:

@@ -35,22 +35,22 @@ PARTS = (
         FORK_LITE,
         "recall the budget",
         "2 turns are enough",
-        offline="[wait 2] What is the budget?",
+        offline="!wait 2\nWhat is the budget?",
         real=f"What is the budget? {_HONESTLY}",
     ),
     Part(
         SPAWN,
         "delegate further",
         "its own child stands below it in the tree",
-        offline="[delegate [wait 2] What is the meaning?]",
-        real="Call the subagent tool once, in the foreground, and have it answer what 6 times 7 is. Then repeat "
-        "its answer in one sentence.",
+        offline='!delegate subagent {"description": "multiply", "prompt": "!wait 2\\n!say 42"}',
+        real="Call the subagent tool once, in the foreground, and have it tell what 6 times 7 is. "
+        "Then repeat its answer in one sentence.",
     ),
     Part(
         SPAWN,
         "take far too long",
         "killed on the way",
-        offline="[wait 60]",
+        offline="!wait 60",
         real="Write the whole numbers from 1 to 3000, one a line, without leaving any out.",
         is_killed=True,
     ),
@@ -58,14 +58,14 @@ PARTS = (
         FORK,
         "recall the password",
         "it was said in the turn that is still open, so nobody may know it",
-        offline="[wait 1] What is the password?",
+        offline="!wait 1\nWhat is the password?",
         real=f"What is the password? {_HONESTLY}",
     ),
     Part(
         FORK,
         "recall the codeword",
         "said in turn 1, which a fork sees",
-        offline="[wait 1] What is the codeword?",
+        offline="!wait 1\nWhat is the codeword?",
         real=f"What is the codeword? {_HONESTLY}",
         in_background=False,
     ),
@@ -86,4 +86,4 @@ PARTS = (
         in_background=False,
     ),
 )
-"""In the order of their calls; the background ones come first, so that they run while the others are awaited."""
+"""In the order of their calls: what runs in the background goes on while the others are awaited."""

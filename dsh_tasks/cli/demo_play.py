@@ -102,7 +102,8 @@ class Play:
 
     async def _delegate(self, parts: Sequence[Part]) -> None:
         for number, part in enumerate(parts, start=1):
-            arguments: dict[str, Any] = {"description": part.label, "prompt": part.prompt(offline=self._offline)}
+            prompt = part.prompt(offline=self._offline)
+            arguments: dict[str, Any] = {"description": part.label, "prompt": prompt}
             if part.in_background:
                 arguments["run_in_background"] = True
             self._view.line(f"-> {part.tool}{_shown(arguments)}")

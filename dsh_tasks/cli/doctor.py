@@ -33,7 +33,8 @@ COLOURS = {Grade.OK: "green", Grade.NOTE: "cyan", Grade.WARNING: "yellow", Grade
 def doctor(as_json: AsJson = False) -> int:
     """Check that everything is fit.
 
-    Server, queue, workers, model, settings file: each finding with its mend. Ends with 0 when nothing fails, 1 otherwise, 5 when the server is not reachable.
+    Server, queue, workers, model, settings file: each finding with its mend.
+    Ends with 0 when nothing fails, 1 otherwise, 5 when the server is not reachable.
     """
     findings: list[Finding] = []
     for finding in _findings(load()):

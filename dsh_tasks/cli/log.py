@@ -34,7 +34,8 @@ def log(
 ) -> int:
     """Show a child's own session log.
 
-    What it inherited is counted, not shown. With --json all rows with the inherited ones; with --follow and --json one row a line.
+    What it inherited is counted, not shown. With --json all rows, the inherited
+    ones too; with --follow and --json one row a line.
     """
     if follow and out is not None:
         raise typer.BadParameter("--follow and --out exclude each other")
@@ -59,7 +60,7 @@ def log(
 def write_log(path: Path, session: Session) -> None:
     """Write a session as a v4 log file, compressed where the name ends in `.zstd`."""
     try:
-        path.write_bytes(log_format.write(session))
+        log_format.write_file(session, path, compressed=path.suffix == ".zstd")
     except OSError as error:
         raise OptionRefused("--out", f"{str(path)!r} cannot be written: {error.strerror}") from None
 

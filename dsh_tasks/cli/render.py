@@ -128,14 +128,6 @@ def receipt_value(receipt: KillReceipt) -> dict[str, Any]:
     }
 
 
-def size_of(count: int) -> str:
-    """Bytes in words: `12 B`, `3.4 kB`, `5.0 MB`."""
-    if count < 1000:  # noqa: PLR2004 - where kB begins
-        return f"{count} B"
-    kilo = count / 1000
-    return f"{kilo:.1f} kB" if kilo < 1000 else f"{kilo / 1000:.1f} MB"  # noqa: PLR2004 - where MB begins
-
-
 def counted(count: int, noun: str) -> str:
     """`1 turn`, `2 turns`."""
     return f"{count} {noun}" if count == 1 else f"{count} {noun}s"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import secrets
 import time
 from pathlib import Path
@@ -13,16 +12,11 @@ import typer
 from dsh_tasks import format as log_format
 from dsh_tasks.cli.border import DONE, AsJson, emit, say
 from dsh_tasks.cli.log import write_log
-from dsh_tasks.cli.render import counted, size_of
 from dsh_tasks.cli.start import with_window
 from dsh_tasks.config import load_config
-from dsh_tasks.seed import Seed, child_header, child_session
+from dsh_tasks.seed import BYTES_PER_TOKEN, Seed, child_header, child_session, inherited
 from dsh_tasks.session import Session
 from dsh_tasks.settings import load
-from dsh_tasks.surface import messages
-
-BYTES_OF_A_TOKEN = 4
-"""A rule of thumb for English text; a model's own count differs."""
 
 
 def seed(
@@ -50,11 +44,7 @@ def seed(
     if as_json:
         emit({"provider": provider, **seed_value(made), "session": child.header.id, "out": out and str(out)})
         return DONE
-    say(
-        f"{provider}: {counted(made.turns, 'turn')}, {counted(len(made.events), 'event')}, "
-        f"{size_of(made.raw_bytes)} ({size_of(made.stored_bytes)} as stored), form {made.form}"
-    )
-    say(f"about {tokens_of(made)} tokens (estimated: what a model sees, {BYTES_OF_A_TOKEN} bytes a token)")
+    say(f"{provider}: {inherited(made)}; {made.stored_bytes} bytes as stored")
     if out is not None:
         say(f"written: {out}, session {child.header.id}")
     return DONE
@@ -68,25 +58,19 @@ def child_of(parent: Session, made: Seed) -> Session:
         cwd=parent.header.cwd,
         created_at_ms=time.time_ns() // 1_000_000,
         depth=parent.header.delegation_depth + 1,
-        seeded=bool(made.events),
+        seeded=made.form != "empty",
     )
-    return child_session(header, made.events, ())
-
-
-def tokens_of(made: Seed) -> int:
-    """An estimate: the bytes of what a model would see, divided."""
-    shown = [message.get("content") for message in messages(made.events)]
-    return len(json.dumps(shown, ensure_ascii=False).encode()) // BYTES_OF_A_TOKEN if shown else 0
+    return child_session(header, made)
 
 
 def seed_value(made: Seed) -> dict[str, Any]:
     """A seed as JSON, without its events."""
     return {
         "turns": made.turns,
-        "events": len(made.events),
+        "events": made.event_count,
         "raw_bytes": made.raw_bytes,
         "stored_bytes": made.stored_bytes,
         "form": made.form,
         "digest": made.digest,
-        "estimated_tokens": tokens_of(made),
+        "estimated_tokens": made.raw_bytes // BYTES_PER_TOKEN,
     }

@@ -39,6 +39,8 @@ class Kept:
     name: str
     start: Callable[[], Process]
     tell: Callable[[str], None]
+    log: str = ""
+    """Where it says why it ended."""
     process: Process | None = None
     failures: int = 0
     since_s: float = field(default_factory=time.monotonic)
@@ -72,4 +74,5 @@ class Kept:
         self.failures = failures + 1
         pause_s = pause_after(self.failures)
         self.due_s = now_s + pause_s
-        self.tell(f"{self.name}: {what}; starts again in {pause_s:g} s")
+        why = f", see {self.log}" if self.log else ""
+        self.tell(f"{self.name}: {what}; starts again in {pause_s:g} s{why}")

@@ -35,7 +35,8 @@ def output(
 ) -> int:
     """Show a task's output and status.
 
-    The status stands in the last line. Ends with 0 completed, 1 failed, 7 still running (also after a wait that timed out), 8 killed.
+    The status stands in the last line. Ends with 0 completed, 1 failed, 7 still
+    running (also after a wait that timed out), 8 killed.
     A look with --owner holds the notice of the ending back for a while.
     """
 

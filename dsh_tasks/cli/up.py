@@ -76,8 +76,8 @@ class Up:
 
     # -- start ----------------------------------------------------------------------------------
 
-    def start_server(self) -> None:
-        """Start the embedded server; later starts take its port and its data again."""
+    def start_server(self) -> str:
+        """Start the embedded server and return its URL; later starts take its port and its data again."""
 
         def start() -> Process:
             port = self.server.port if self.server is not None else None
@@ -87,6 +87,7 @@ class Up:
         self._keep("server", start)
         assert self.server is not None
         self.settings = self.settings.model_copy(update={"redis_url": self.server.url})
+        return self.server.url
 
     def start_worker(self, number: int) -> None:
         """Start one worker."""
@@ -102,10 +103,10 @@ class Up:
     def _keep_ours(self, name: str, command: list[str], log: str) -> None:
         assert self.settings.redis_url is not None
         env = processes.environment(DSH_TASKS_REDIS_URL=self.settings.redis_url)
-        self._keep(name, lambda: processes.start(command, env=env, output=self.folder / log))
+        self._keep(name, lambda: processes.start(command, env=env, output=self.folder / log), log=log)
 
-    def _keep(self, name: str, start: Callable[[], Process]) -> None:
-        kept = Kept(name, start, progress)
+    def _keep(self, name: str, start: Callable[[], Process], *, log: str = "server.log") -> None:
+        kept = Kept(name, start, progress, log=str(self.folder / log))
         kept.begin(time.monotonic())
         self.kept.append(kept)
 
@@ -186,8 +187,9 @@ def up(
         signal.signal(signal.SIGINT, up.asked_to_end)
         held.callback(up.stop)
         if settings.redis_url is None:
-            up.start_server()
+            url = up.start_server()
             held.callback(forget, os.getpid())
+            remember(Running(url, os.getpid(), settings.prefix, settings.queue))
         for number in range(1, workers + 1):
             up.start_worker(number)
         if flower is not None:
@@ -202,9 +204,6 @@ def _run(up: Up, workers: int, *, as_json: bool) -> None:
     app.close()
     if up.ending.is_set():
         return
-    if up.server is not None:
-        # Only now: whoever finds the file finds workers too.
-        remember(Running(up.server.url, os.getpid(), up.settings.prefix, up.settings.queue))
     state = up.state()
     if as_json:
         emit(state)

@@ -25,6 +25,9 @@ pytestmark = pytest.mark.rig
 
 PARENT = str(files("dsh_tasks.data") / "parent.session.v4.jsonl")
 UNKNOWN = "subagent-" + "0" * 32
+# What the offline model does (docs/offline-model.md).
+LONG, SHORT, FAIL = "!wait 120", "!wait 1", "!fail told to"
+DELEGATE = '!delegate subagent {"description": "below", "prompt": "hello"}'
 
 
 @pytest.fixture
