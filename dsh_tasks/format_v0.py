@@ -280,11 +280,12 @@ def _flat(sources: list[Any]) -> list[int]:
 
 
 def _split_header(data: Row) -> tuple[Row, Any]:
-    """A request header without its system text and without an empty list of tools; and the text."""
+    """A request header without its system text and without what is no list of tools; and the text."""
     header = dict(data["header"])
     system = header.pop("system", None)
-    if header.get("tools") == []:
-        del header["tools"]
+    if not isinstance(header.get("tools"), list) or not header["tools"]:
+        # v4 has no empty list; a word in its place is a redaction.
+        header.pop("tools", None)
     return {**data, "header": header}, system
 
 

@@ -270,6 +270,9 @@ def _check_request(data: dict[str, Any], _seq: int, no: Refusal) -> None:
         raise no("the request header names no provider and model")
     if "system" in header:
         raise no("the request header holds a system text, which has a row of its own")
+    tools = header.get("tools", [None])
+    if not isinstance(tools, list) or not tools:
+        raise no("the request header's tools are not a list with members")
 
 
 def _check_title(data: dict[str, Any], seq: int, no: Refusal) -> None:

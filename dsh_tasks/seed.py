@@ -2,8 +2,9 @@
 
 `fork` keeps every row up to the last `turn/end`, `fork-lite` those of the last completed turns. Rows
 are kept verbatim wherever nothing in them reaches outside what is kept; bookkeeping that does reach
-outside is dropped; where anything else does, the turns are folded (`folding`). Same log, same
-turns, same bytes. Pure: no clock, no I/O.
+outside is dropped, and so are messages that wait in the inbox (`inbox_rows`); where anything else
+reaches outside, the turns are folded (`folding`). Same log, same turns, same bytes. Pure: no clock,
+no I/O.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from dsh_tasks import chunks as chunking
 from dsh_tasks.chunks import Chunk, chunk_digests, decode
 from dsh_tasks.errors import LimitReached, SeedRefused, SessionRefused
 from dsh_tasks.folding import folded, framed
+from dsh_tasks.inbox_rows import loose
 from dsh_tasks.lifecycle import Lifecycle
 from dsh_tasks.rows import DELIVERY, END_SEED, checked, is_inherited_marker, moved
 from dsh_tasks.session import Event, Header, Session, Turn
@@ -216,7 +218,8 @@ def _kept_rows(
     log: Sequence[Event], first: int, kept: Sequence[Turn]
 ) -> tuple[Form, list[tuple[int, list[Event]]]]:
     """The rows of the kept turns, turn by turn, numbered from 0 and from turn 1."""
-    rows = _verbatim(log[first:], kept[0].number - 1)
+    waiting = loose(log, first)
+    rows = _verbatim([event for event in log[first:] if event.seq not in waiting], kept[0].number - 1)
     if rows is not None:
         return "verbatim", list(enumerate(_by_turn(rows), start=1))
     nodes = [node for node in fold(log) if node.seq >= first]
@@ -336,6 +339,7 @@ def inherited(seed: Seed) -> str:
         return "nothing inherited"
     tokens = seed.raw_bytes // BYTES_PER_TOKEN
     return (
-        f"{seed.turns} of {seed.source_turns} completed turns, {seed.event_count} events, "
-        f"{seed.raw_bytes} bytes (about {tokens} tokens, estimated as bytes/{BYTES_PER_TOKEN}), {seed.form}"
+        f"{seed.turns} turn{'' if seed.turns == 1 else 's'} (of {seed.source_turns} completed), "
+        f"{seed.event_count} events, {seed.raw_bytes} bytes "
+        f"(about {tokens} tokens, estimated as bytes/{BYTES_PER_TOKEN}), {seed.form}"
     )
