@@ -1,0 +1,159 @@
+"""A Run without worker and server: keeps the rows that an engine writes, and can kill it."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from dsh_tasks import format as log_format
+from dsh_tasks import lifecycle
+from dsh_tasks.session import Event, Header, Session
+from dsh_tasks.submission import Policy
+from dsh_tasks.task import Outcome
+from workers.engines.base import Child, ChildTool, Engine, Fenced, StopReason, ToolAnswer
+
+PARENT = "parent-1"
+CHILD = "subagent-" + "0" * 32
+
+
+def a_child(
+    prompt: str | Sequence[Mapping[str, Any]] = "hello",
+    *,
+    seed: Iterable[Event] = (),
+    log: Iterable[Event] = (),
+    attempt: int = 1,
+    model: str | None = "offline",
+    **policy: Any,
+) -> Child:
+    """A child as a runner hands it in."""
+    seed = tuple(seed)
+    blocks = ({"type": "text", "text": prompt},) if isinstance(prompt, str) else tuple(prompt)
+    return Child(
+        task_id=CHILD,
+        session_id=CHILD,
+        attempt=attempt,
+        depth=1,
+        label="a label",
+        provider="fork" if seed else "spawn",
+        prompt=blocks,
+        header=Header(4, CHILD, 1_000, "/srv/project", PARENT, bool(seed), "subagent", None, 1),
+        seed=seed,
+        log=tuple(log),
+        policy=Policy(**policy),
+        model=model,
+    )
+
+
+@dataclass
+class FakeRun:
+    """Every append goes through JSON and is checked to be contiguous."""
+
+    child: Child
+    tools: Sequence[ChildTool] = ()
+    stop_reason: StopReason | None = None
+    rows: list[dict[str, Any]] = field(default_factory=list)
+    appends: list[list[str]] = field(default_factory=list)
+    activities: list[str] = field(default_factory=list)
+    lease_is_past: bool = False
+    refuses: bool = False
+    on_append: Callable[[list[str]], None] = lambda kinds: None
+    on_activity: Callable[[str], None] = lambda words: None
+    task: asyncio.Task[Outcome] | None = None
+
+    def now_ms(self) -> int:
+        return 1_700_000_000_000
+
+    async def append(self, rows: Sequence[Mapping[str, Any]]) -> None:
+        await asyncio.sleep(0)
+        if self.refuses:
+            raise Fenced
+        self._keep(rows)
+        kinds = [row["type"] for row in rows]
+        self.appends.append(kinds)
+        self.on_append(kinds)
+
+    def _keep(self, rows: Iterable[Mapping[str, Any]]) -> None:
+        for row in rows:
+            assert row["seq"] == len(self.child.seed) + len(self.child.log) + len(self.rows)
+            self.rows.append(json.loads(json.dumps(row)))
+
+    def activity(self, words: str) -> None:
+        self.activities.append(words)
+        self.on_activity(words)
+
+    def check_lease(self) -> None:
+        if self.lease_is_past:
+            raise Fenced
+
+    def stop(self, reason: StopReason) -> None:
+        """What a runner does."""
+        self.stop_reason = reason
+        assert self.task is not None
+        self.task.cancel()
+
+    @property
+    def session(self) -> Session:
+        """The child's log, as the strict reader takes it."""
+        own = [Event.from_row(row) for row in self.rows]
+        return Session(self.child.header, (*self.child.seed, *self.child.log, *own))
+
+    @property
+    def own(self) -> list[Event]:
+        return [*self.child.log, *map(Event.from_row, self.rows)]
+
+    def kinds(self) -> list[str]:
+        return [row["type"] for row in self.rows]
+
+    def row(self, kind: str, place: int = -1) -> dict[str, Any]:
+        return [row for row in self.rows if row["type"] == kind][place]["data"]
+
+
+def run_child(
+    engine: Engine, child: Child, tools: Sequence[ChildTool] = (), **given: Any
+) -> tuple[Outcome, FakeRun]:
+    """Run a child to its end; its whole log is checked as the harness would."""
+    run = FakeRun(child, tools, **given)
+    return asyncio.run(play(engine, run)), run
+
+
+async def play(engine: Engine, run: FakeRun) -> Outcome:
+    """Run to the end, settle, and check the log."""
+    run.task = asyncio.ensure_future(engine.run(run))
+    outcome = await run.task
+    run._keep(outcome.rows)
+    check_log(run.session)
+    return outcome
+
+
+def check_log(session: Session) -> None:
+    """The strict reader takes the log, and the harness' rules of what follows what hold."""
+    assert log_format.parse(log_format.write(session)) == session
+    lifecycle.check(session.events, strict=True)
+
+
+def a_tool(
+    name: str = "echo",
+    call: Callable[[Mapping[str, Any]], Any] = lambda arguments: arguments.get("text", ""),
+    **given: Any,
+) -> ChildTool:
+    """A tool of the place; `call` may be a coroutine function and may return a ToolAnswer."""
+
+    async def called(arguments: Mapping[str, Any], _call_id: str) -> ToolAnswer:
+        value = call(arguments)
+        if isinstance(value, Coroutine):
+            value = await value
+        return value if isinstance(value, ToolAnswer) else ToolAnswer(str(value))
+
+    return ChildTool(name, f"The tool {name}.", {"type": "object", "properties": {}}, called, **given)
+
+
+def without_settlement(run: FakeRun, outcome: Outcome) -> tuple[Event, ...]:
+    """The rows that stand after a crash just before the settlement."""
+    return tuple(run.own[: len(run.own) - len(outcome.rows)])
+
+
+def next_attempt(child: Child, log: Iterable[Event]) -> Child:
+    return replace(child, log=tuple(log), attempt=child.attempt + 1)

@@ -1,0 +1,1 @@
+"""The built-in agent: a model, tools, and the loop between them."""

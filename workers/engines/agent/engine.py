@@ -1,0 +1,169 @@
+"""AgentEngine: the built-in engine. Gathers what a child starts from, and lets a Turn play it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+from pydantic_ai.messages import ModelMessage
+
+from dsh_tasks.errors import DshTasksError
+from dsh_tasks.session import Event
+from dsh_tasks.submission import Policy
+from dsh_tasks.surface import messages
+from dsh_tasks.task import Cause, Outcome, Status
+from workers.engines.agent.history import history, prompt_part, with_parts, with_system
+from workers.engines.agent.model import Models, ResolvedModel
+from workers.engines.agent.structured import INSTRUCTION, StructuredOutput
+from workers.engines.agent.tools import load_tools, narrowed, python_tool
+from workers.engines.agent.turn import Given, Turn
+from workers.engines.base import Child, ChildTool, Run
+from workers.engines.transcript import Inherited, Row, Transcript
+
+LARGE_SEED_EVENTS = 500
+"""From here on a seed is turned into messages off the loop, so that other children go on."""
+
+
+class AgentEngine:
+    """Runs children with a model and tools.
+
+    `tools` are Python tools that every child gets beside those of its place: callables, or their
+    import paths `module:callable`. Models and converted histories are shared by the children of one
+    engine; it belongs to one event loop.
+
+    Raises ConfigRefused for a tool that does not import or has no schema.
+    """
+
+    def __init__(
+        self, tools: Sequence[str | Callable[..., Any]] = (), *, models: Models | None = None
+    ) -> None:
+        paths = [tool for tool in tools if isinstance(tool, str)]
+        self._tools: tuple[ChildTool, ...] = (
+            *load_tools(paths),
+            *(python_tool(tool) for tool in tools if not isinstance(tool, str)),
+        )
+        self._models = models or Models()
+        self._histories = Histories()
+
+    async def run(self, run: Run) -> Outcome:
+        """See Engine."""
+        child = run.child
+        try:
+            model = self._models.resolve(child.policy, child.model)
+            tools = narrowed([*self._tools, *run.tools], child.policy.tool_filter)
+        except DshTasksError as error:
+            return refused(run, error)
+        async with self._histories.of(child.seed, model.route.provider) as (inherited, seeded):
+            transcript = Transcript(child, inherited.after(child.log), run.now_ms)
+            given = self._given(child, model, tools, transcript, inherited, seeded)
+        return await Turn(run, transcript, given).play()
+
+    def _given(
+        self,
+        child: Child,
+        model: ResolvedModel,
+        tools: Sequence[ChildTool],
+        transcript: Transcript,
+        inherited: Inherited,
+        seeded: Sequence[ModelMessage],
+    ) -> Given:
+        schema = child.policy.output_schema
+        structured = None if schema is None else StructuredOutput(schema)
+        if structured is not None:
+            tools = [*tools, structured.tool]
+        system = system_text(child.policy, inherited.system_text)
+        opening = transcript.opening(system=system)
+        options = child.policy.agent_options
+        max_tokens = None if options is None else options.max_tokens
+        opening += transcript.request(opening, model.route, [shown(tool) for tool in tools], max_tokens)
+        sent = list(seeded)
+        if child.log:
+            sent = history(messages(before_prompt(child, opening)), provider=model.route.provider)
+        if system:
+            sent = with_system(sent, system)
+        return Given(
+            model=model,
+            messages=with_parts(sent, [prompt_part(child.prompt)]),
+            opening=opening,
+            tools={tool.name: tool for tool in tools},
+            structured=structured,
+            max_tokens=max_tokens,
+        )
+
+
+def system_text(policy: Policy, inherited: str) -> str:
+    """The system text where it differs from the inherited one, else nothing.
+
+    A persona takes its place; the instruction of a structured output follows either.
+    """
+    if policy.output_schema is None:
+        return policy.persona or ""
+    return "\n\n".join(part for part in (policy.persona or inherited, INSTRUCTION) if part)
+
+
+def shown(tool: ChildTool) -> Row:
+    """A tool as the `request/header` row holds it."""
+    return {"name": tool.name, "description": tool.description, "parameters": dict(tool.parameters)}
+
+
+def before_prompt(child: Child, opening: Sequence[Row]) -> list[Event]:
+    """The child's log with its last turn closed."""
+    first = next(place for place, row in enumerate(opening) if row["type"] == "agent/inbox/spliced")
+    return [*child.seed, *child.log, *(Event.from_row(row) for row in opening[:first])]
+
+
+def refused(run: Run, error: DshTasksError) -> Outcome:
+    """The outcome of a child whose options cannot be honoured here: no model was asked."""
+    child = run.child
+    transcript = Transcript(child, Inherited.of(child.seed).after(child.log), run.now_ms)
+    rows = transcript.opening()
+    rows += transcript.end("error", rows, error={"message": error.message, "code": error.code})
+    return Outcome(Status.FAILED, Cause.ERROR, error.message, rows=tuple(rows))
+
+
+@dataclass(slots=True)
+class _Shared:
+    """A seed as messages, while children that start from it open."""
+
+    users: int = 0
+    lock: asyncio.Lock = field(default_factory=asyncio.Lock)
+    made: tuple[Inherited, Sequence[ModelMessage]] | None = None
+
+
+class Histories:
+    """Turns a seed into messages once for all children that open from it at the same time."""
+
+    def __init__(self) -> None:
+        self._held: dict[tuple[int, str], _Shared] = {}
+
+    @asynccontextmanager
+    async def of(
+        self, seed: tuple[Event, ...], provider: str
+    ) -> AsyncIterator[tuple[Inherited, Sequence[ModelMessage]]]:
+        """What a child must know of its seed, and its history. Shared: not to be changed."""
+        # By identity: the caller holds the seed for as long as the entry lives.
+        key = (id(seed), provider)
+        shared = self._held.setdefault(key, _Shared())
+        shared.users += 1
+        try:
+            async with shared.lock:
+                if shared.made is None:
+                    shared.made = await _converted(seed, provider)
+            yield shared.made
+        finally:
+            shared.users -= 1
+            if not shared.users:
+                del self._held[key]
+
+
+async def _converted(seed: tuple[Event, ...], provider: str) -> tuple[Inherited, Sequence[ModelMessage]]:
+    if len(seed) < LARGE_SEED_EVENTS:
+        return _convert(seed, provider)
+    return await asyncio.to_thread(_convert, seed, provider)
+
+
+def _convert(seed: tuple[Event, ...], provider: str) -> tuple[Inherited, Sequence[ModelMessage]]:
+    return Inherited.of(seed), history(messages(seed), provider=provider)

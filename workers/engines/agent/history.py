@@ -1,0 +1,251 @@
+"""History: the messages of a log, as pydantic-ai's message values.
+
+Calls and results are always paired, whatever the log holds: an answer's results follow it at once,
+one that is missing is made up as an error, one without a call is left out. Reasoning goes back only
+with its signature and only to the provider that signed it; else it is left out as a whole.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from pydantic_ai.messages import (
+    BinaryContent,
+    ImageUrl,
+    ModelMessage,
+    ModelRequest,
+    ModelRequestPart,
+    ModelResponse,
+    ModelResponsePart,
+    SystemPromptPart,
+    TextPart,
+    ThinkingPart,
+    ToolCallPart,
+    ToolReturnPart,
+    UserContent,
+    UserPromptPart,
+)
+
+from dsh_tasks.surface import UNKNOWN_OUTCOME
+
+Block = Mapping[str, Any]
+
+FLAGS_ERRORS = frozenset({"anthropic", "offline"})
+"""Providers that are told of an errored result beside its text. For all others pydantic-ai would wrap the
+text into `{"error": ..}`, and the model would read something else than the log holds."""
+REPLAY_KIND = "pydantic-ai"
+"""Names the replay state that this engine writes; that of the harness is for the harness."""
+
+
+def history(messages: Iterable[Mapping[str, Any]], *, provider: str) -> list[ModelMessage]:
+    """What a model of `provider` is sent for the messages of a surface."""
+    made = _History(provider)
+    for message in messages:
+        made.add(message)
+    return made.done()
+
+
+def prompt_part(blocks: Sequence[Block]) -> UserPromptPart:
+    """A user's content blocks, as they are."""
+    content = [_user_content(block) for block in blocks]
+    if len(content) == 1 and isinstance(content[0], str):
+        return UserPromptPart(content[0])
+    return UserPromptPart(content)
+
+
+def with_system(messages: Sequence[ModelMessage], text: str) -> list[ModelMessage]:
+    """The messages with `text` as the system message that stands first, in place of one that does."""
+    first = SystemPromptPart(text)
+    if messages and isinstance(messages[0], ModelRequest):
+        parts = list(messages[0].parts)
+        if isinstance(parts[0], SystemPromptPart):
+            parts = parts[1:]
+        return [ModelRequest([first, *parts]), *messages[1:]]
+    return [ModelRequest([first]), *messages]
+
+
+def with_parts(messages: Sequence[ModelMessage], parts: Sequence[ModelRequestPart]) -> list[ModelMessage]:
+    """The messages with `parts` at their end; a request that stands there takes them in."""
+    if messages and isinstance(messages[-1], ModelRequest):
+        return [*messages[:-1], ModelRequest([*messages[-1].parts, *parts])]
+    return [*messages, ModelRequest(list(parts))]
+
+
+class _History:
+    """Messages in the making."""
+
+    def __init__(self, provider: str) -> None:
+        self._provider = provider
+        self._messages: list[ModelMessage] = []
+        self._parts: list[ModelRequestPart] = []
+        self._waiting: dict[str, str] = {}
+        """Calls of the last answer without a result: tool name by id."""
+
+    def add(self, message: Mapping[str, Any]) -> None:
+        """Take the next message of the surface."""
+        role, content = message["role"], message["content"]
+        if role == "tool":
+            self._result(message)
+            return
+        self._give_up()
+        if role == "assistant":
+            self._answer(message)
+        elif role == "user":
+            self._parts.append(prompt_part(content))
+        else:
+            self._parts.append(SystemPromptPart(_text(content)))
+
+    def done(self) -> list[ModelMessage]:
+        """All of them."""
+        self._give_up()
+        self._flush()
+        return self._messages
+
+    def _answer(self, message: Mapping[str, Any]) -> None:
+        parts = _answer_parts(message, self._provider)
+        if not parts:
+            return
+        self._flush()
+        self._messages.append(ModelResponse(parts, provider_name=self._provider))
+        calls = [part for part in parts if isinstance(part, ToolCallPart)]
+        self._waiting = {call.tool_call_id: call.tool_name for call in calls}
+
+    def _result(self, message: Mapping[str, Any]) -> None:
+        call_id = message["toolCallId"]
+        name = self._waiting.pop(call_id, None)
+        if name is not None:
+            text = _text(message["content"])
+            is_error = message.get("isError") is True
+            self._parts.append(tool_return(name, call_id, text, is_error=is_error, provider=self._provider))
+
+    def _give_up(self) -> None:
+        for call_id, name in self._waiting.items():
+            unknown = tool_return(name, call_id, UNKNOWN_OUTCOME, is_error=True, provider=self._provider)
+            self._parts.append(unknown)
+        self._waiting = {}
+
+    def _flush(self) -> None:
+        if self._parts:
+            self._messages.append(ModelRequest(self._parts))
+            self._parts = []
+
+
+def tool_return(name: str, call_id: str, text: str, *, is_error: bool, provider: str) -> ToolReturnPart:
+    """A tool's answer as a model of `provider` reads it."""
+    flagged = is_error and provider in FLAGS_ERRORS
+    return ToolReturnPart(name, text, call_id, outcome="failed" if flagged else "success")
+
+
+def _answer_parts(message: Mapping[str, Any], provider: str) -> list[ModelResponsePart]:
+    parts: list[ModelResponsePart] = []
+    signed = _signatures(message, provider)
+    for place, block in enumerate(message["content"]):
+        match block["type"]:
+            case "text" if block["text"]:
+                parts.append(TextPart(block["text"]))
+            case "tool-call":
+                parts.append(ToolCallPart(block["name"], block["arguments"], block["id"]))
+            case "reasoning" if place in signed:
+                parts.append(_thinking(block["text"], signed[place], provider))
+            case _:
+                pass
+    return parts
+
+
+def _signatures(message: Mapping[str, Any], provider: str) -> Mapping[int, Mapping[str, Any]]:
+    """Replay state of the reasoning blocks, by place; none where another provider made it."""
+    state = message.get("source", {}).get("replayState")
+    if not isinstance(state, Mapping) or not isinstance(state.get("response"), Mapping):
+        return {}
+    response, blocks = state["response"], state.get("blocks")
+    if response.get("kind") != REPLAY_KIND or response.get("provider") != provider:
+        return {}
+    if not isinstance(blocks, list) or len(blocks) != len(message["content"]):
+        return {}
+    return {place: block for place, block in enumerate(blocks) if block.get("type") == "reasoning"}
+
+
+def _thinking(text: str, block: Mapping[str, Any], provider: str) -> ThinkingPart:
+    return ThinkingPart(
+        text,
+        id=block.get("id"),
+        signature=block.get("signature"),
+        provider_name=provider,
+        provider_details=block.get("details"),
+    )
+
+
+def answer_blocks(response: ModelResponse, model: str) -> tuple[list[dict[str, Any]], dict[str, Any] | None]:
+    """An answer as content blocks of a row, and the replay state that its reasoning needs."""
+    blocks: list[dict[str, Any]] = []
+    states: list[dict[str, Any]] = []
+    for part in response.parts:
+        match part:
+            case TextPart() if part.content:
+                blocks.append({"type": "text", "text": part.content})
+                states.append({"type": "text"})
+            case ToolCallPart():
+                blocks.append(_call_block(part))
+                states.append({"type": "tool-call"})
+            case ThinkingPart():
+                blocks.append({"type": "reasoning", "text": part.content})
+                states.append(_replayed(part))
+            case _:
+                pass
+    if not any(state["type"] == "reasoning" for state in states):
+        return blocks, None
+    origin = {"kind": REPLAY_KIND, "version": 1, "provider": response.provider_name or "", "model": model}
+    return blocks, {"response": origin, "blocks": states}
+
+
+def _call_block(part: ToolCallPart) -> dict[str, Any]:
+    arguments = arguments_of(part)
+    return {"type": "tool-call", "id": part.tool_call_id, "name": part.tool_name, "arguments": arguments}
+
+
+def _replayed(part: ThinkingPart) -> dict[str, Any]:
+    state = {"id": part.id, "signature": part.signature, "details": part.provider_details}
+    return {"type": "reasoning", **{key: value for key, value in state.items() if value is not None}}
+
+
+def arguments_of(part: ToolCallPart) -> str:
+    """A call's arguments as text: what the model wrote, untouched; an empty text is an empty object."""
+    if isinstance(part.args, str):
+        return part.args or "{}"
+    return json.dumps(part.args or {}, ensure_ascii=False)
+
+
+def _text(content: Iterable[Block]) -> str:
+    return "\n".join(block["text"] if block["type"] == "text" else _mark(block) for block in content)
+
+
+def _mark(block: Block) -> str:
+    return f"[{block['type']} is not shown here]"
+
+
+def _user_content(block: Block) -> UserContent:
+    if block["type"] == "text":
+        text: str = block["text"]
+        return text
+    return _image(block) or _mark(block)
+
+
+def _image(block: Block) -> UserContent | None:
+    """An image that the block carries or points at; None where it is stored elsewhere or taken out."""
+    if block["type"] != "image" or block.get("offloaded"):
+        return None
+    source = block["source"] if isinstance(block.get("source"), Mapping) else block
+    data, url = source.get("data"), source.get("url")
+    media_type = source.get("media_type") or source.get("mediaType") or source.get("mimeType")
+    if isinstance(data, str) and isinstance(media_type, str):
+        try:
+            return BinaryContent(base64.b64decode(data, validate=True), media_type=media_type)
+        except (binascii.Error, ValueError):
+            return None
+    if isinstance(url, str) and url.startswith(("https://", "data:")):
+        return ImageUrl(url)
+    return None

@@ -1,0 +1,147 @@
+"""Model routes: which model answers a child, and one model object per route and process.
+
+The order: the start's `agentOptions`, the operator's `DSH_TASKS_MODEL`, the parent's route where its
+key is in the environment, `DEEPSEEK_API_KEY`, else the offline model.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from pydantic_ai.exceptions import UserError
+from pydantic_ai.models import Model, infer_model
+from pydantic_ai.models.function import FunctionModel
+from pydantic_ai.models.test import TestModel
+from pydantic_ai.providers import Provider, infer_provider
+
+from dsh_tasks.errors import OptionRefused
+from dsh_tasks.submission import Policy, Route
+from workers.engines.agent.offline import NAME as OFFLINE
+from workers.engines.agent.offline import OfflineModel
+from workers.engines.transcript import RouteName
+
+log = logging.getLogger(__name__)
+
+DEEPSEEK_DEFAULT = "deepseek:deepseek-chat"
+
+PROVIDER_NAMES: Mapping[str, str] = {"deepseek-official": "deepseek"}
+"""The harness' names of providers, where pydantic-ai has another."""
+KEYS: Mapping[str, str] = {
+    "deepseek": "DEEPSEEK_API_KEY",
+    "anthropic": "ANTHROPIC_API_KEY",
+    "openai": "OPENAI_API_KEY",
+    "openai-chat": "OPENAI_API_KEY",
+    "openai-responses": "OPENAI_API_KEY",
+    "openrouter": "OPENROUTER_API_KEY",
+    "groq": "GROQ_API_KEY",
+    "mistral": "MISTRAL_API_KEY",
+    "moonshotai": "MOONSHOTAI_API_KEY",
+}
+"""Environment names of the providers to which a parent's route may lead."""
+
+
+@dataclass(frozen=True, slots=True)
+class ResolvedModel:
+    """A model that answers, and how rows and lists name it."""
+
+    name: str
+    """In pydantic-ai's words: `provider:model`, or `offline`."""
+    model: Model
+    route: RouteName
+
+    @property
+    def is_offline(self) -> bool:
+        """No real model answers."""
+        return self.name == OFFLINE
+
+    @property
+    def says_finish(self) -> bool:
+        """Its answers say why they ended; pydantic-ai's own test models do not."""
+        return not isinstance(self.model, FunctionModel | TestModel)
+
+
+def route_name(
+    policy: Policy, operator_model: str | None, environment: Mapping[str, str] = os.environ
+) -> tuple[str, str]:
+    """The name of the model for a child, and the option that chose it. Pure.
+
+    An option of `agentOptions` that is left out is taken from the next source that has it.
+    Raises OptionRefused where what was chosen names no model.
+    """
+    inherited = _inherited(policy.parent_route, operator_model, environment)
+    options = policy.agent_options
+    if options is None or (options.provider is None and options.model is None):
+        return inherited
+    if OFFLINE in (options.provider, options.model):
+        return OFFLINE, "agentOptions.model"
+    provider, _, model = inherited[0].rpartition(":")
+    if options.provider is None and options.model is not None and ":" in options.model:
+        return options.model, "agentOptions.model"
+    provider = PROVIDER_NAMES.get(options.provider, options.provider) if options.provider else provider
+    model = options.model or model
+    if not provider or not model or model == OFFLINE:
+        missing = "model" if provider else "provider"
+        raise OptionRefused(f"agentOptions.{missing}", "nothing names it, and there is none to inherit")
+    return f"{provider}:{model}", "agentOptions"
+
+
+def _inherited(
+    parent: Route | None, operator_model: str | None, environment: Mapping[str, str]
+) -> tuple[str, str]:
+    if operator_model:
+        return operator_model, "DSH_TASKS_MODEL"
+    if parent is not None and OFFLINE not in (parent.provider, parent.model):
+        provider = PROVIDER_NAMES.get(parent.provider, parent.provider)
+        if environment.get(KEYS.get(provider, "")):
+            return f"{provider}:{parent.model}", "the parent's route"
+    if environment.get("DEEPSEEK_API_KEY"):
+        return DEEPSEEK_DEFAULT, "DEEPSEEK_API_KEY"
+    return OFFLINE, "no model and no key"
+
+
+class Models:
+    """The model objects of one process: one HTTP client per provider, shared by all children.
+
+    A client of pydantic-ai opens up to 1,000 connections; what asks for one more waits for one.
+    """
+
+    def __init__(self) -> None:
+        self._models: dict[str, ResolvedModel] = {}
+        self._providers: dict[str, Provider[Any]] = {}
+
+    def resolve(self, policy: Policy, operator_model: str | None) -> ResolvedModel:
+        """The model for a child. Raises OptionRefused where the name or its key does not hold."""
+        name, option = route_name(policy, operator_model)
+        if name not in self._models:
+            self._models[name] = self._made(name, option)
+            log.info("model %s, chosen by %s", name, option)
+        return self._models[name]
+
+    def _made(self, name: str, option: str) -> ResolvedModel:
+        if name == OFFLINE:
+            return ResolvedModel(OFFLINE, OfflineModel(), RouteName(OFFLINE, OFFLINE))
+        try:
+            model = infer_model(name, self._provider)
+        except (UserError, ValueError, ImportError) as error:
+            raise OptionRefused(option, _why(name, error)) from None
+        provider, _, model_name = name.rpartition(":")
+        return ResolvedModel(name, model, RouteName(provider or model.system, model_name))
+
+    def _provider(self, name: str) -> Provider[Any]:
+        if name not in self._providers:
+            self._providers[name] = infer_provider(name)
+        return self._providers[name]
+
+
+def _why(name: str, error: Exception) -> str:
+    provider = name.partition(":")[0]
+    key = KEYS.get(provider)
+    if isinstance(error, ImportError):
+        return f"{name!r} needs a package that is not installed"
+    if key is not None and not os.environ.get(key):
+        return f"{name!r} needs {key}, which this worker does not have"
+    return f"{name!r} is no model that pydantic-ai knows, or its provider is not set up"

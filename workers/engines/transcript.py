@@ -1,0 +1,370 @@
+"""Transcript: the rows that a child's run adds to its log, in the order in which the harness writes them.
+
+Rows are made here and written elsewhere: a made row counts only once `accept` was told that it is
+stored. So what closes a turn (a kill, or the next attempt) is derived from what the log really holds.
+"""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from dsh_tasks.session import Event, Replace
+from workers.engines.base import Child
+
+Row = dict[str, Any]
+
+OUTCOME_UNKNOWN = (
+    "The tool call had begun when its attempt ended, and no result was recorded. Its outcome is unknown. "
+    "Repeat it only if the tool reads or is idempotent; else look first at what it may have changed."
+)
+NOT_STARTED = "The tool call was not started: its attempt ended before."
+
+
+@dataclass(frozen=True, slots=True)
+class Inherited:
+    """What a run must know of the rows before it."""
+
+    next_turn: int = 1
+    system_seq: int | None = None
+    """The system message that stands first on the surface; None where none does."""
+    system_text: str = ""
+    is_empty: bool = True
+    """Nothing is on the surface yet: a system message may stand first."""
+
+    @classmethod
+    def of(cls, events: Iterable[Event]) -> Inherited:
+        """Read it from a log."""
+        return cls().after(events)
+
+    def after(self, events: Iterable[Event]) -> Inherited:
+        """The same once `events` followed."""
+        next_turn, head, text, is_empty = self.next_turn, self.system_seq, self.system_text, self.is_empty
+        for event in events:
+            if event.type == "turn/start":
+                next_turn = event.data["turn"] + 1
+            elif event.type == "system/message":
+                operation = event.surface_op
+                if is_empty or (isinstance(operation, Replace) and operation.start_seq == head):
+                    head, text = event.seq, text_of(event.data["message"]["content"])
+            if event.surface_op is not None:
+                is_empty = False
+        return Inherited(next_turn, head, text, is_empty)
+
+
+@dataclass(frozen=True, slots=True)
+class RouteName:
+    """A model route as rows name it."""
+
+    provider: str
+    model: str
+
+
+class Transcript:
+    """Makes the rows of one attempt. Holds what is stored, and the numbers of turn and step."""
+
+    def __init__(self, child: Child, inherited: Inherited, now_ms: Callable[[], int]) -> None:
+        """`inherited` is read from the seed and the rows of earlier attempts."""
+        self.rows: list[Row] = [event.row() for event in child.log]
+        """The child's own rows that are stored, those of earlier attempts included."""
+        self.turn = inherited.next_turn
+        self.step = 0
+        self._child = child
+        self._inherited = inherited
+        self._now_ms = now_ms
+        self._first = len(child.seed)
+
+    @property
+    def next_seq(self) -> int:
+        """Place of the next row."""
+        return self._first + len(self.rows)
+
+    def accept(self, rows: Sequence[Row]) -> None:
+        """These rows are stored."""
+        self.rows += rows
+
+    # -- rows of a turn ---------------------------------------------------------------------------
+
+    def opening(self, *, system: str = "") -> list[Row]:
+        """The rows that begin this attempt, up to the prompt.
+
+        Closes first what an earlier attempt left open. `system` is what the model gets as its system
+        text; it has a row only where it differs from the inherited one.
+        """
+        made = _Made(self.next_seq, self._now_ms())
+        self._border(made)
+        message = self._prompt_message()
+        made.add("agent/inbox/spliced", {"target": "next-turn", "start": 0, "inserted": [message]})
+        made.add("turn/start", {"turn": self.turn})
+        made.add(
+            "agent/inbox/spliced", {"target": "next-turn", "start": 0, "removedCount": 1, "inserted": []}
+        )
+        if not self.rows:
+            made.add("subagent/descriptor", self._descriptor())
+        self.step = 1
+        made.add("step/start", self._place())
+        self._system(made, system)
+        made.add("user/message", message, surfaceOp="append")
+        return made.rows
+
+    def request(
+        self,
+        after: Sequence[Row],
+        route: RouteName,
+        tools: Sequence[Mapping[str, Any]] = (),
+        max_tokens: int | None = None,
+    ) -> list[Row]:
+        """`request/header`: the route and the tools that the model is shown; follows the rows `after`."""
+        config: Row = {"provider": route.provider, "model": route.model}
+        if max_tokens is not None:
+            config["maxTokens"] = max_tokens
+        made = _Made(self.next_seq + len(after), self._now_ms())
+        reason = "resume" if self._first or self.rows else "initial"
+        header: Row = {"config": config}
+        if tools:
+            # The harness refuses an empty list.
+            header["tools"] = [dict(tool) for tool in tools]
+        made.add("request/header", {"header": header, "reason": reason})
+        return made.rows
+
+    def answer(
+        self,
+        content: Sequence[Row],
+        route: RouteName,
+        *,
+        usage: Mapping[str, int] | None = None,
+        replay_state: Row | None = None,
+    ) -> list[Row]:
+        """`assistant/message` of the current step."""
+        source: Row = {"kind": "model", "provider": route.provider, "model": route.model}
+        if replay_state is not None:
+            source["replayState"] = replay_state
+        message = {"role": "assistant", "content": list(content), "source": source, "id": new_id()}
+        data: Row = {**self._place(), "message": message}
+        if usage is not None:
+            data["usage"] = dict(usage)
+        made = _Made(self.next_seq, self._now_ms())
+        made.add("assistant/message", {**data, "stream": []}, surfaceOp="append")
+        return made.rows
+
+    def calls(self, calls: Sequence[tuple[str, str, str]], after: Sequence[Row] = ()) -> list[Row]:
+        """`tool/call` for each (id, name, arguments): the mark that they begin; follow the rows `after`."""
+        made = _Made(self.next_seq + len(after), self._now_ms())
+        for call_id, name, arguments in calls:
+            made.add("tool/call", {**self._place(), "callId": call_id, "name": name, "arguments": arguments})
+        return made.rows
+
+    def result(self, call_id: str, text: str, *, is_error: bool) -> list[Row]:
+        """`tool/result` of a call whose `tool/call` is stored."""
+        made = _Made(self.next_seq, self._now_ms())
+        message = tool_message(call_id, text, is_error=is_error, message_id=new_id())
+        mark = _marks(self.rows)[call_id]
+        made.add(
+            "tool/result", {**self._place(), "message": message}, sourceEventSeqs=[mark], surfaceOp="append"
+        )
+        return made.rows
+
+    def next_step(self, after: Sequence[Row] = ()) -> list[Row]:
+        """End the current step and open the next; follow the rows `after`."""
+        made = _Made(self.next_seq + len(after), self._now_ms())
+        made.add("step/end", self._place())
+        self.step += 1
+        made.add("step/start", self._place())
+        return made.rows
+
+    def end(
+        self, kind: str, after: Sequence[Row] = (), *, error: Mapping[str, Any] | None = None
+    ) -> list[Row]:
+        """The rows that close the turn as `kind`, whatever is open; follow the stored rows and `after`."""
+        stored = [*self.rows, *after]
+        return closing(stored, self._first + len(stored), self._now_ms(), kind=kind, error=error)
+
+    # -- parts ------------------------------------------------------------------------------------
+
+    def _border(self, made: _Made) -> None:
+        if self.rows:
+            made.extend(closing(self.rows, made.seq, made.time, kind="interrupted"))
+            made.add("dsh-tasks/attempt", {"attempt": self._child.attempt}, ignorable=True)
+        elif self._first:
+            made.add("session/end-seed", {"inherited": True})
+
+    def _descriptor(self) -> Row:
+        descriptor: Row = {"version": 3, "mode": "one-shot", "provider": self._child.provider}
+        if self._child.label:
+            descriptor["label"] = self._child.label
+        return descriptor
+
+    def _prompt_message(self) -> Row:
+        return {
+            "content": [dict(block) for block in self._child.prompt],
+            "source": {"kind": "user"},
+            "role": "user",
+            "id": new_id(),
+        }
+
+    def _system(self, made: _Made, text: str) -> None:
+        before = self._inherited
+        if not text or text == before.system_text:
+            return
+        if before.system_seq is None and not before.is_empty:
+            # The format has no place for a system message behind other messages: who reads the log
+            # learns of it, the fold does not.
+            made.add("dsh-tasks/system", {"text": text}, ignorable=True)
+            return
+        message = {
+            "role": "system",
+            "content": [{"type": "text", "text": text}],
+            "source": {"kind": "system-prompt"},
+            "id": new_id(),
+        }
+        data = {**self._place(), "message": message}
+        if before.system_seq is None:
+            made.add("system/message", data, surfaceOp="append")
+        else:
+            head = before.system_seq
+            replace = {"op": "replace", "startSeq": head, "endSeq": head}
+            made.add("system/message", data, sourceEventSeqs=[head], surfaceOp=replace)
+
+    def _place(self) -> Row:
+        return {"turn": self.turn, "step": self.step}
+
+
+class _Made:
+    """Rows in the making, numbered as they come."""
+
+    def __init__(self, seq: int, time: int) -> None:
+        self.rows: list[Row] = []
+        self.seq = seq
+        self.time = time
+
+    def add(self, kind: str, data: Row, **frame: Any) -> None:
+        self.rows.append({"type": kind, "seq": self.seq, "time": self.time, "data": data, **frame})
+        self.seq += 1
+
+    def extend(self, rows: Sequence[Row]) -> None:
+        self.rows += rows
+        self.seq += len(rows)
+
+
+def closing(
+    rows: Sequence[Row], seq: int, time: int, *, kind: str, error: Mapping[str, Any] | None = None
+) -> list[Row]:
+    """The rows, from `seq` on, that close the turn that `rows` leave open; none where none is open.
+
+    A call with a `tool/call` mark and no result ran to an unknown point, one without a mark was never
+    begun; each gets an error result that says so.
+    """
+    open_turn = _open_turn(rows)
+    if open_turn is None:
+        return []
+    turn, inside = open_turn
+    made = _Made(seq, time)
+    step = _open_step(inside)
+    if step is not None:
+        marks = _marks(inside)
+        for call_id in _unanswered(inside):
+            _repair(made, turn, step, call_id, marks.get(call_id))
+        made.add("step/end", {"turn": turn, "step": step})
+    reason: Row = {"kind": kind}
+    if error is not None:
+        reason["error"] = dict(error)
+    made.add("turn/end", {"turn": turn, "reason": reason})
+    return made.rows
+
+
+def _open_turn(rows: Sequence[Row]) -> tuple[int, Sequence[Row]] | None:
+    """Number and rows of the turn that is open."""
+    for place in range(len(rows) - 1, -1, -1):
+        if rows[place]["type"] == "turn/end":
+            return None
+        if rows[place]["type"] == "turn/start":
+            return rows[place]["data"]["turn"], rows[place:]
+    return None
+
+
+def _open_step(rows: Sequence[Row]) -> int | None:
+    for row in reversed(rows):
+        if row["type"] == "step/end":
+            return None
+        if row["type"] == "step/start":
+            step: int = row["data"]["step"]
+            return step
+    return None
+
+
+def _unanswered(rows: Sequence[Row]) -> list[str]:
+    """Ids of the calls of the last assistant message that have no result, in its order."""
+    answered: set[str] = set()
+    for row in reversed(rows):
+        if row["type"] == "tool/result":
+            answered.add(row["data"]["message"]["toolCallId"])
+        elif row["type"] == "assistant/message":
+            blocks = row["data"]["message"]["content"]
+            return [one["id"] for one in blocks if one["type"] == "tool-call" and one["id"] not in answered]
+    return []
+
+
+def _marks(rows: Sequence[Row]) -> dict[str, int]:
+    """Seq of the `tool/call` mark of each call of the current step."""
+    marks: dict[str, int] = {}
+    for row in reversed(rows):
+        if row["type"] == "step/start":
+            break
+        if row["type"] == "tool/call":
+            marks.setdefault(row["data"]["callId"], row["seq"])
+    return marks
+
+
+def _repair(made: _Made, turn: int, step: int, call_id: str, mark: int | None) -> None:
+    begun = mark is not None
+    message = tool_message(
+        call_id,
+        OUTCOME_UNKNOWN if begun else NOT_STARTED,
+        is_error=True,
+        message_id=f"interrupted-tool-result-{call_id}-{made.seq}",
+    )
+    error = (
+        {"name": "ToolOutcomeUnknownError", "code": "TOOL_OUTCOME_UNKNOWN"}
+        if begun
+        else {"name": "ToolNotStartedError", "code": "TOOL_NOT_STARTED"}
+    )
+    frame: Row = {"sourceEventSeqs": [mark]} if begun else {}
+    data = {"turn": turn, "step": step, "message": message, "error": error}
+    made.add("tool/result", data, **frame, surfaceOp="append")
+
+
+def tool_message(call_id: str, text: str, *, is_error: bool, message_id: str) -> Row:
+    """The message of a `tool/result`."""
+    return {
+        "role": "tool",
+        "source": {"kind": "tool", "callId": call_id},
+        "toolCallId": call_id,
+        "content": [{"type": "text", "text": text}],
+        "isError": is_error,
+        "id": message_id,
+    }
+
+
+def own_text(rows: Iterable[Row], streamed: str = "") -> str:
+    """The child's output: the text of its own last message that holds any, else what was `streamed`.
+
+    Blocks joined, reasoning left out; text of only white space does not count.
+    """
+    text = ""
+    for row in rows:
+        if row["type"] == "assistant/message":
+            said = text_of(row["data"]["message"]["content"])
+            text = said if said.strip() else text
+    return text or (streamed if streamed.strip() else "")
+
+
+def text_of(content: Iterable[Mapping[str, Any]]) -> str:
+    """The text blocks of a message, joined."""
+    return "".join(block["text"] for block in content if block.get("type") == "text")
+
+
+def new_id() -> str:
+    """An id for a message."""
+    return str(uuid.uuid4())
