@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 import os
 import shutil
-import signal
 import subprocess
 import tempfile
 import time
@@ -22,7 +21,7 @@ from dsh_tasks.cli.border import DONE, AsJson, awaited, emit, progress, say
 from dsh_tasks.cli.demo_cast import PARTS
 from dsh_tasks.cli.demo_play import Play, Played, models_of
 from dsh_tasks.cli.demo_view import LiveView, PlainView, View
-from dsh_tasks.cli.up import answering
+from dsh_tasks.cli.up import answering, end_by
 from dsh_tasks.client import AsyncClient
 from dsh_tasks.config import read_config
 from dsh_tasks.errors import StoreUnavailable
@@ -51,7 +50,7 @@ def demo(as_json: AsJson = False) -> int:
     """
     live = render.is_terminal() and not as_json
     view: View = LiveView() if live else PlainView(progress if as_json else say)
-    signal.signal(signal.SIGTERM, _interrupt)
+    end_by(_interrupt)
     began_s = time.monotonic()
     model = load().model
     with tempfile.TemporaryDirectory(prefix="dsh-tasks-demo-") as folder:

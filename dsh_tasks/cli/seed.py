@@ -25,9 +25,7 @@ def seed(
     turns: Annotated[
         int | None, typer.Option("--turns", min=0, help="Completed turns that a fork-lite keeps.")
     ] = None,
-    out: Annotated[
-        Path | None, typer.Option("-o", "--out", help="Write the child's log (v4) here.")
-    ] = None,
+    out: Annotated[Path | None, typer.Option("-o", "--out", help="Write the child's log (v4) here.")] = None,
     as_json: AsJson = False,
 ) -> int:
     """Show what a child would inherit.

@@ -145,6 +145,15 @@ class Up:
         }
 
 
+def end_by(handler: Callable[[int, FrameType | None], None]) -> None:
+    """Let SIGTERM, Ctrl-C and a closed terminal end this process in its own order."""
+    signal.signal(signal.SIGTERM, handler)
+    signal.signal(signal.SIGINT, handler)
+    # nohup has it ignored, and means it.
+    if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:
+        signal.signal(signal.SIGHUP, handler)
+
+
 def answering(app: Celery) -> int:
     """How many workers of the installation answer just now."""
     try:
@@ -183,8 +192,7 @@ def up(
         if settings.redis_url is None:
             held.enter_context(only_one(state_file().parent))
             held.enter_context(only_one(home))
-        signal.signal(signal.SIGTERM, up.asked_to_end)
-        signal.signal(signal.SIGINT, up.asked_to_end)
+        end_by(up.asked_to_end)
         held.callback(up.stop)
         if settings.redis_url is None:
             url = up.start_server()

@@ -11,13 +11,14 @@ from importlib.resources import files
 from pathlib import Path
 
 import pytest
+import redis
 
 from dsh_tasks import format as log_format
 from dsh_tasks.client import Client
 from dsh_tasks.settings import Settings
 from dsh_tasks.store import embedded
 from dsh_tasks.store.locate import Running
-from tests.cli_tools import Cli, alive, bare_environment, command_of, descendants
+from tests.cli_tools import COMMAND, Cli, alive, bare_environment, command_of, descendants
 from tests.rig_tools import Rig, environment
 from tests.waiting import wait_until
 
@@ -50,7 +51,9 @@ def started(cli: Cli, prompt: str, *options: str, owner: str = "o") -> str:
 
 
 def test_a_completed_child_ends_with_0(working: Cli) -> None:
-    done = working("start", "--provider", "fork", "--session", PARENT, "--foreground", "What is the codeword?")
+    done = working(
+        "start", "--provider", "fork", "--session", PARENT, "--foreground", "What is the codeword?"
+    )
     assert done.returncode == 0, done.stderr
     assert "marmalade" in done.stdout
     assert done.stdout.splitlines()[-1] == "[status: completed]"
@@ -75,7 +78,7 @@ def test_a_limit_that_refuses_ends_with_4_and_names_itself(
     cli = Cli(environment(make_settings(live_per_owner=1), DSH_TASKS_STATE_DIR=str(tmp_path)))
     started(cli, "hello")
     error = cli.json("start", "--provider", "spawn", "--owner", "o", "hello", code=4)["error"]
-    assert error["facts"]["limit"] == "live_per_owner" or "live" in error["facts"]["limit"]
+    assert "live" in error["facts"]["limit"]
     assert error["facts"]["cap"] == 1
 
 
@@ -198,7 +201,9 @@ def test_long_output_pages_by_offset_to_the_same_text(
     assert "".join(pages) == whole["output"]
 
 
-def test_log_shows_the_childs_own_rows_and_writes_a_file_that_reads_back(working: Cli, tmp_path: Path) -> None:
+def test_log_shows_the_childs_own_rows_and_writes_a_file_that_reads_back(
+    working: Cli, tmp_path: Path
+) -> None:
     task_id = working.json("start", "--provider", "fork", "--session", PARENT, "hello")["task_id"]
     working("output", task_id, "--wait")
     out = tmp_path / "child.jsonl"
@@ -264,17 +269,14 @@ async def _policy_of(client: Client, task_id: str) -> str:
 def test_a_reader_that_goes_away_ends_the_command_quietly(cli: Cli) -> None:
     started(cli, "hello")
     done = subprocess.run(
-        ["bash", "-c", f"{' '.join(('exec', *_command()))} list --json > >(exec true); wait"],
-        env=cli.env, capture_output=True, text=True, timeout=60,
+        ["bash", "-c", f"{' '.join(COMMAND)} list --json > >(exec true)"],
+        env=cli.env,
+        capture_output=True,
+        text=True,
+        timeout=60,
     )
     assert "Traceback" not in done.stderr
     assert "BrokenPipe" not in done.stderr
-
-
-def _command() -> tuple[str, ...]:
-    from tests.cli_tools import COMMAND
-
-    return COMMAND
 
 
 # -- doctor -------------------------------------------------------------------------------------
@@ -284,7 +286,9 @@ def test_doctor_finds_nothing_to_mend_with_server_and_worker(working: Cli) -> No
     report = working.json("doctor")
     assert report["ok"] is True
     grades = {finding["check"]: finding["grade"] for finding in report["findings"]}
-    assert {grades[check] for check in ("server", "version", "topology", "scripts", "queue", "workers")} == {"ok"}
+    assert {grades[check] for check in ("server", "version", "topology", "scripts", "queue", "workers")} == {
+        "ok"
+    }
     assert working("doctor").stdout.splitlines()[-1] == "nothing fails"
 
 
@@ -301,30 +305,17 @@ def test_doctor_names_the_mend_of_a_server_that_evicts_and_forgets(
     try:
         settings = make_settings(redis_url=unfit.url)
         cli = Cli(environment(settings, DSH_TASKS_STATE_DIR=str(tmp_path)))
-        with unfit_configuration(unfit):
-            done = cli("doctor")
-            report = cli.json("doctor", code=1)
+        with redis.Redis(port=unfit.port) as connection:
+            connection.config_set("maxmemory-policy", "allkeys-lru")
+            connection.config_set("appendonly", "no")
+        done = cli("doctor")
+        report = cli.json("doctor", code=1)
     finally:
         unfit.stop()
     mends = {one["check"]: one["mend"] for one in report["findings"] if one["grade"] == "fail"}
     assert "noeviction" in mends["maxmemory-policy"]
     assert "appendonly yes" in mends["appendonly"]
     assert "CONFIG SET maxmemory-policy noeviction" in done.stdout
-
-
-def unfit_configuration(server: embedded.Server):
-    import contextlib
-
-    import redis
-
-    @contextlib.contextmanager
-    def made():
-        with redis.Redis(port=server.port) as connection:
-            connection.config_set("maxmemory-policy", "allkeys-lru")
-            connection.config_set("appendonly", "no")
-            yield
-
-    return made()
 
 
 # -- server, up ---------------------------------------------------------------------------------
@@ -355,7 +346,11 @@ def server_of(cli: Cli) -> Running:
 
 def worker_pid(up_pid: int) -> int | None:
     """The worker below `up`, once it has become one."""
-    found = [pid for pid in descendants(up_pid) if "-m workers" in command_of(pid) and "tether" not in command_of(pid)]
+    found = [
+        pid
+        for pid in descendants(up_pid)
+        if "-m workers" in command_of(pid) and "tether" not in command_of(pid)
+    ]
     return found[0] if found else None
 
 
