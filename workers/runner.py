@@ -21,6 +21,8 @@ from workers.seed_cache import SeedCache
 
 log = logging.getLogger(__name__)
 
+INLINE = "inline in "
+"""Start of the worker name of a child that a waiting parent runs."""
 CLAIM_PAUSES_S = (0.2, 0.5, 1.0)
 SETTLE_FOR_S = 300.0
 """How long an ending is offered to a server that does not answer, before the lease decides."""
@@ -83,9 +85,11 @@ class Runner:
             self.given_back.append(task_id)
             return Ran.NOT_CLAIMED, "this worker leaves"
         asked_s, token = elapsed_s(), secrets.token_hex(16)
-        worker = f"inline in {inline_in}" if inline_in else self.worker
+        worker = f"{INLINE}{inline_in}" if inline_in else self.worker
         claimed = await self._claim(task_id, token, worker)
         if isinstance(claimed, NotClaimed):
+            if claimed.worker.startswith(INLINE):
+                return Ran.NOT_CLAIMED, f"ran {claimed.worker}"
             return Ran.NOT_CLAIMED, " ".join(part for part in (claimed.why, claimed.status) if part)
         attempt = Attempt(
             store=self.store,

@@ -111,6 +111,8 @@ class NotClaimed:
     """`taken`, `over`, `paused` or `missing`."""
     status: str = ""
     until_ms: int = 0
+    worker: str = ""
+    """Who has or had it: `host:pid`, or `inline in <task id>`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -264,11 +266,11 @@ class Store:
                 record = record_of(answer[4:], now_ms=int(answer[3]))
                 return Claimed(record, int(answer[1]), int(answer[2]))
             case b"over":
-                return NotClaimed("over", status=answer[1].decode())
+                return NotClaimed("over", status=answer[1].decode(), worker=answer[2].decode())
             case b"paused":
                 return NotClaimed("paused", until_ms=int(answer[1]))
             case b"taken":
-                return NotClaimed("taken")
+                return NotClaimed("taken", worker=answer[2].decode())
         return NotClaimed("missing")
 
     async def append(

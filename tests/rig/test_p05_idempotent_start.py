@@ -111,7 +111,9 @@ def test_a_kill_whose_reply_is_lost_tells_what_it_took(
         assert receipt.took == ((run.id, Status.QUEUED),)
 
 
-def test_the_same_key_with_another_prompt_is_a_conflict_and_starts_nothing(client: Client, owner: str) -> None:
+def test_the_same_key_with_another_prompt_is_a_conflict_and_starts_nothing(
+    client: Client, owner: str
+) -> None:
     """(d)."""
     first = client.start("spawn", **SAME)
     for change in ({"prompt": "other"}, {"label": "other"}, {"mode": "foreground"}, {"instance": "other"}):

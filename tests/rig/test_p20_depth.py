@@ -61,7 +61,9 @@ def test_a_cap_of_k_gives_k_levels_and_an_errored_result_at_the_last(
     assert done.task.status is Status.COMPLETED
     assert [task.depth for task in client.list_tasks()] == list(range(1, cap + 1))
     deepest = client.session(client.list_tasks()[-1].id)
-    results = [row for row in deepest.events if row.type == "tool/result" and row.seq >= len(deepest.events) - 20]
+    results = [
+        row for row in deepest.events if row.type == "tool/result" and row.seq >= len(deepest.events) - 20
+    ]
     message = results[-1].data["message"]
     assert message["isError"] is True
     assert "depth" in message["content"][0]["text"]

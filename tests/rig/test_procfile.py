@@ -57,7 +57,11 @@ def honcho(env: dict[str, str], tmp_path: Path) -> Iterator[subprocess.Popen[byt
         process = subprocess.Popen(
             [sys.executable, "-m", "honcho", "-f", str(ROOT / "Procfile"), "-d", str(ROOT)]
             + ["-e", str(tmp_path / "empty.env"), "start"],
-            env=env, stdin=subprocess.DEVNULL, stdout=out, stderr=out, start_new_session=True,
+            env=env,
+            stdin=subprocess.DEVNULL,
+            stdout=out,
+            stderr=out,
+            start_new_session=True,
         )
     yield process
     for pid in [process.pid, *descendants(process.pid)] if process.poll() is None else []:

@@ -13,7 +13,18 @@ import pytest
 from dsh_tasks import seed
 from dsh_tasks.errors import LimitReached, OwnerNotRunning, SpeakerTaken, StoreUnavailable, TaskNotFound
 from dsh_tasks.settings import Settings
-from dsh_tasks.store import Claimed, Fence, FencedOff, Inbox, Link, NewTask, NotClaimed, Settled, Store, connect
+from dsh_tasks.store import (
+    Claimed,
+    Fence,
+    FencedOff,
+    Inbox,
+    Link,
+    NewTask,
+    NotClaimed,
+    Settled,
+    Store,
+    connect,
+)
 from dsh_tasks.task import Cause, Outcome, Status, Usage
 
 Scenario = Callable[[Store], Awaitable[None]]
@@ -72,14 +83,18 @@ def done(text: str = "the answer") -> Outcome:
     return Outcome(Status.COMPLETED, output=text, usage=Usage(3, 2, 1))
 
 
-async def settle(store: Store, new: NewTask, fence: Fence, outcome: Outcome, first: int = 0) -> Settled | FencedOff:
+async def settle(
+    store: Store, new: NewTask, fence: Fence, outcome: Outcome, first: int = 0
+) -> Settled | FencedOff:
     return await store.settle(new.id, new.owner, fence, outcome, first, [])
 
 
 async def reap(store: Store, task_id: str, *, losses: int = 3, lost: int = 10, pause_ms: int = 0) -> str:
     k = store.keys
     answer = await store.link.script(
-        "reap", [k.task(task_id), k.leases, k.stops, k.due], [k.prefix, task_id, GRACE_MS, losses, lost, pause_ms]
+        "reap",
+        [k.task(task_id), k.leases, k.stops, k.due],
+        [k.prefix, task_id, GRACE_MS, losses, lost, pause_ms],
     )
     return str(answer[0].decode())
 
@@ -122,7 +137,7 @@ def test_a_claim_repeats_its_answer_to_its_own_token_only(settings: Settings) ->
         other = await store.claim(new.id, "other", "w2")
         assert isinstance(first, Claimed) and isinstance(again, Claimed)
         assert (first.attempt, again.attempt) == (1, 1)
-        assert other == NotClaimed("taken")
+        assert other == NotClaimed("taken", worker="w")
 
     on_store(settings, scenario)
 
@@ -137,7 +152,9 @@ def test_an_attempt_that_is_fenced_off_changes_nothing(settings: Settings) -> No
         claimed = await store.claim(new.id, fresh_token, "w2")
         assert isinstance(claimed, Claimed) and claimed.attempt == 2
         before = await store.link.command("HGETALL", store.keys.task(new.id))
-        assert await store.append(new.id, stale, 0, [b"{}"], ended_steps=0, activity="") == FencedOff("running")
+        assert await store.append(new.id, stale, 0, [b"{}"], ended_steps=0, activity="") == FencedOff(
+            "running"
+        )
         assert await settle(store, new, stale, done()) == FencedOff("running")
         assert await store.hand_back(new.id, stale) is False
         wrong_token = Fence(2, "guess")
@@ -185,13 +202,15 @@ def test_the_first_terminal_status_is_sticky(settings: Settings, first: Status) 
     async def scenario(store: Store) -> None:
         new = a_task()
         fence = await running(store, new)
-        await settle(store, new, fence, Outcome(first, Cause.ERROR if first is not Status.COMPLETED else None))
+        await settle(
+            store, new, fence, Outcome(first, Cause.ERROR if first is not Status.COMPLETED else None)
+        )
         for change in (Outcome(Status.COMPLETED), Outcome(Status.FAILED, Cause.ERROR)):
             await settle(store, new, Fence(fence.attempt, "other"), change)
         receipt = await store.kill(new.id, caller="s-1", token="t", detail="")
         assert (receipt.accepted, receipt.status, receipt.took) == (False, first, ())
         assert await reap(store, new.id) == "over"
-        assert await store.claim(new.id, "t2", "w") == NotClaimed("over", status=first.value)
+        assert await store.claim(new.id, "t2", "w") == NotClaimed("over", status=first.value, worker="w")
         assert await status_of(store, new.id) is first
 
     on_store(settings, scenario)
@@ -307,7 +326,11 @@ def test_a_kill_that_nobody_confirms_settles_by_itself(settings: Settings) -> No
         await store.link.command("HSET", store.keys.task(new.id), "stop_until", 1)
         assert await reap(store, new.id) == "killed"
         task = (await store.read(new.id, caller="")).record.task
-        assert (task.status, task.cause, task.detail) == (Status.KILLED, Cause.OWNER, "worker did not confirm")
+        assert (task.status, task.cause, task.detail) == (
+            Status.KILLED,
+            Cause.OWNER,
+            "worker did not confirm",
+        )
         assert await settle(store, new, fence, done()) == FencedOff("killed")
 
     on_store(settings, scenario)

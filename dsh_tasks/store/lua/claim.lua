@@ -1,16 +1,16 @@
 -- claim: one worker takes a queued task as its next attempt. Keeps rules 2, 3; asked again by the same token it repeats.
 -- KEYS task leases due
 -- ARGV id token lease_ms worker
--- returns {"claimed", attempt, lease_until, now, field, value ..} | {"taken", attempt} | {"over", status}
+-- returns {"claimed", attempt, lease_until, now, field, value ..} | {"taken", attempt, worker} | {"over", status, worker}
 --       | {"paused", until} | {"missing"}
 local id, token, lease = ARGV[1], ARGV[2], num(ARGV[3])
 local now = now_ms()
-local r = redis.call('HMGET', KEYS[1], 'status', 'attempt', 'token', 'not_before', 'started')
+local r = redis.call('HMGET', KEYS[1], 'status', 'attempt', 'token', 'not_before', 'started', 'worker')
 local status, attempt = r[1], num(r[2])
 if not status then return {'missing'} end
-if is_terminal(status) then return {'over', status} end
+if is_terminal(status) then return {'over', status, r[6] or ''} end
 local repeated = status == 'running' and r[3] == token
-if status ~= 'queued' and not repeated then return {'taken', attempt} end
+if status ~= 'queued' and not repeated then return {'taken', attempt, r[6] or ''} end
 if not repeated and num(r[4]) > now then return {'paused', num(r[4])} end
 if not repeated then
   attempt = attempt + 1
