@@ -6,8 +6,9 @@ each line ended by a newline. Every number that names a row counts from the chun
 lies in earlier chunks is negative; every turn number counts from the chunk's own turn. Its digest is
 the sha256 of these bytes; stored they are zstd.
 
-A manifest is one JSON object: `{"version":1,"form","turns","events","bytes","chunks":[[digest, rows,
-bytes], ..]}`, keys in this order, without spaces. The seed's digest is the sha256 of the manifest.
+A manifest is one JSON object: `{"version":1,"form","turns","events","bytes","head","chunks":[[digest,
+rows, bytes], ..]}`, keys in this order, without spaces. The seed's digest is the sha256 of the
+manifest. `head` is null, or the seq of a row that stands in no chunk: an empty system message.
 Pure: no clock, no I/O.
 """
 
@@ -25,6 +26,17 @@ from dsh_tasks.errors import SeedRefused
 from dsh_tasks.format import decode_line, encode_line
 from dsh_tasks.rows import is_count, moved
 from dsh_tasks.session import Event
+
+EMPTY_HEAD: dict[str, Any] = {
+    "role": "system",
+    "content": [],
+    "source": {"kind": "system-prompt"},
+    "id": "seed-head",
+}
+"""What stands first where the parent's own system message is not kept.
+
+The harness writes its system message into the child's log, and refuses to open a log again in which
+that is not the first message or in the place of one (seen with runtime 0.2.1rc2)."""
 
 VERSION = 1
 MAX_CHUNK_BYTES = 1 << 30
@@ -71,22 +83,46 @@ def decode(manifest: bytes, chunk_of: Callable[[str], bytes]) -> tuple[Event, ..
 
     Raises SeedRefused where manifest or chunk are not what they were written as.
     """
+    head, listed = _opened(manifest)
     events: list[Event] = []
-    for number, (digest, rows, size) in enumerate(_listed(manifest), start=1):
+    start = 0
+    for number, (digest, rows, size) in enumerate(listed, start=1):
         raw = _unpacked(chunk_of(digest), digest, size)
         lines = raw.split(b"\n")[:-1]
         if len(lines) != rows:
             raise SeedRefused(f"chunk {digest[:12]} does not hold {rows} rows")
-        start = len(events)
-        events += (_decoded(line, start, start + place, number) for place, line in enumerate(lines))
+        for place, line in enumerate(lines):
+            if start + place == head:
+                events.append(_head(events))
+            events.append(_decoded(line, start, place, number, head))
+        start += rows
     return tuple(events)
 
 
-def _decoded(line: bytes, start: int, seq: int, turn: int) -> Event:
+def _decoded(line: bytes, start: int, place: int, turn: int, head: int | None) -> Event:
     # The digest fits, so these are the bytes that `encode` wrote.
     row: dict[str, Any] = decode_line(line)
     relative = Event.from_row({"seq": 0, **row})
-    return moved(relative, seq, lambda ref: ref + start, lambda number: number + turn)
+
+    def absolute(ref: int) -> int:
+        seq = ref + start
+        return seq if head is None or seq < head else seq + 1
+
+    return moved(relative, absolute(place), absolute, lambda number: number + turn)
+
+
+def _head(events: Sequence[Event]) -> Event:
+    """A system message that is shown to nobody, right after the row that opens the first step."""
+    if not events or events[-1].type != "step/start":
+        raise SeedRefused("the manifest's head does not follow the start of a step")
+    step = events[-1]
+    return Event(
+        "system/message",
+        len(events),
+        step.time,
+        {"turn": step.data["turn"], "step": step.data["step"], "message": EMPTY_HEAD},
+        surface_op="append",
+    )
 
 
 def _unpacked(data: bytes, digest: str, size: int) -> bytes:
@@ -99,15 +135,16 @@ def _unpacked(data: bytes, digest: str, size: int) -> bytes:
     return raw
 
 
-def write_manifest(form: str, chunks: Sequence[Chunk]) -> bytes:
-    """The manifest of these chunks, in order."""
+def write_manifest(form: str, chunks: Sequence[Chunk], *, head: int | None = None) -> bytes:
+    """The manifest of these chunks, in order; `head` as above."""
     return json.dumps(
         {
             "version": VERSION,
             "form": form,
             "turns": len(chunks),
-            "events": sum(chunk.rows for chunk in chunks),
+            "events": sum(chunk.rows for chunk in chunks) + (head is not None),
             "bytes": sum(chunk.raw_bytes for chunk in chunks),
+            "head": head,
             "chunks": [[chunk.digest, chunk.rows, chunk.raw_bytes] for chunk in chunks],
         },
         separators=(",", ":"),
@@ -116,10 +153,10 @@ def write_manifest(form: str, chunks: Sequence[Chunk]) -> bytes:
 
 def chunk_digests(manifest: bytes) -> list[str]:
     """The chunks that a manifest lists, in order; one may come twice. Raises SeedRefused."""
-    return [digest for digest, _rows, _size in _listed(manifest)]
+    return [digest for digest, _rows, _size in _opened(manifest)[1]]
 
 
-def _listed(manifest: bytes) -> list[tuple[str, int, int]]:
+def _opened(manifest: bytes) -> tuple[int | None, list[tuple[str, int, int]]]:
     try:
         value = decode_line(manifest)
     except ValueError:
@@ -129,7 +166,10 @@ def _listed(manifest: bytes) -> list[tuple[str, int, int]]:
     listed = value.get("chunks")
     if not isinstance(listed, list) or not all(_is_entry(entry) for entry in listed):
         raise SeedRefused("the manifest does not list chunks")
-    return [(entry[0], entry[1], entry[2]) for entry in listed]
+    head = value.get("head")
+    if head is not None and not is_count(head):
+        raise SeedRefused("the manifest's head is not a row")
+    return head, [(entry[0], entry[1], entry[2]) for entry in listed]
 
 
 def _is_entry(entry: Any) -> bool:

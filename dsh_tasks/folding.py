@@ -48,13 +48,16 @@ def framed(events: Sequence[Event], turns: Sequence[Turn], nodes: Sequence[Node]
     ]
 
 
-def folded(frames: Sequence[Frame], events: Sequence[Event]) -> list[tuple[int, list[Event]]]:
+def folded(
+    frames: Sequence[Frame], events: Sequence[Event], head: Mapping[str, Any]
+) -> list[tuple[int, list[Event]]]:
     """(turn number, its rows) for each frame, numbered from 0 and from turn 1.
 
-    `events` is the log that the nodes come from.
+    `events` is the log that the nodes come from. `head` is the system message to stand first where
+    the log has one, but not first among the nodes.
     """
-    writer = _Writer(events)
-    needs_head = _needs_head(frames)
+    writer = _Writer(events, head)
+    needs_head = _needs_head(frames, events)
     written: list[tuple[int, list[Event]]] = []
     for number, frame in enumerate(frames, start=1):
         first = len(writer.rows)
@@ -63,10 +66,10 @@ def folded(frames: Sequence[Frame], events: Sequence[Event]) -> list[tuple[int, 
     return written
 
 
-def _needs_head(frames: Sequence[Frame]) -> bool:
-    """Whether a system message stands among the nodes, but not first: v4 wants one before it."""
-    kinds = [node.event.type for frame in frames for node, _made in frame.nodes]
-    return "system/message" in kinds and kinds[0] != "system/message"
+def _needs_head(frames: Sequence[Frame], events: Sequence[Event]) -> bool:
+    first = next((node.event.type for frame in frames for node, _made in frame.nodes), None)
+    has_system = any(event.type == "system/message" for event in events)
+    return first is not None and first != "system/message" and has_system
 
 
 @dataclass(slots=True)
@@ -74,6 +77,7 @@ class _Writer:
     """Rows written so far. Mutable: one per fold."""
 
     source: Sequence[Event]
+    head: Mapping[str, Any]
     rows: list[Event] = field(default_factory=list)
     number: int = 0
     step: int = 0
@@ -89,7 +93,7 @@ class _Writer:
         self._add("turn/start", frame.start_ms, {"turn": number})
         if with_head:
             self._open_step(frame.start_ms)
-            self._append("system/message", frame.start_ms, {**self._frame, "message": _EMPTY_HEAD})
+            self._append("system/message", frame.start_ms, {**self._frame, "message": self.head})
         last_ms = frame.start_ms
         for node, made in frame.nodes:
             last_ms = node.event.time
@@ -164,12 +168,3 @@ class _Writer:
         self, kind: str, time_ms: int, data: dict[str, Any], *, sources: tuple[int, ...] | None = None
     ) -> None:
         self.rows.append(Event(kind, len(self.rows), time_ms, data, sources, "append"))
-
-
-_EMPTY_HEAD: Mapping[str, Any] = {
-    "role": "system",
-    "content": [],
-    "source": {"kind": "system-prompt"},
-    "id": "folded-head",
-}
-"""Shown to nobody: it holds the place that a system message further down needs to be allowed."""

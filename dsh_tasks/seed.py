@@ -22,7 +22,7 @@ from dsh_tasks.folding import folded, framed
 from dsh_tasks.inbox_rows import loose
 from dsh_tasks.lifecycle import Lifecycle
 from dsh_tasks.rows import DELIVERY, END_SEED, checked, is_inherited_marker, moved
-from dsh_tasks.session import Event, Header, Session, Turn
+from dsh_tasks.session import SURFACE_TYPES, Event, Header, Session, Turn
 from dsh_tasks.surface import fold
 
 __all__ = [
@@ -73,6 +73,8 @@ class Seed:
     manifest: bytes
     digest: str
     """sha256, in hex, of the manifest: the seed's name."""
+    head: int | None = None
+    """Seq of an empty system message that stands in for the parent's, which is not kept; in no chunk."""
 
     @property
     def turns(self) -> int:
@@ -82,7 +84,7 @@ class Seed:
     @property
     def event_count(self) -> int:
         """Rows, without the marker that ends the inherited part."""
-        return sum(chunk.rows for chunk in self.chunks)
+        return sum(chunk.rows for chunk in self.chunks) + (self.head is not None)
 
     @property
     def raw_bytes(self) -> int:
@@ -138,15 +140,16 @@ def window(session: Session, turns: int, *, max_bytes: int | None = None) -> See
     if not kept:
         return _seed("empty", (), len(ended))
     first = 0 if len(kept) == len(ended) else _end_of(ended[-len(kept) - 1])
-    form, rows = _kept_rows(log, first, kept)
-    seed = _seed(form, tuple(chunking.encode(part, number) for number, part in rows), len(ended))
+    form, rows, head = _kept_rows(log, first, kept)
+    chunks = tuple(chunking.encode(part, number) for number, part in rows)
+    seed = _seed(form, chunks, len(ended), head)
     _check_size(seed, max_bytes)
     return seed
 
 
-def _seed(form: Form, chunks: tuple[Chunk, ...], source_turns: int) -> Seed:
-    manifest = chunking.write_manifest(form, chunks)
-    return Seed(form, chunks, source_turns, manifest, hashlib.sha256(manifest).hexdigest())
+def _seed(form: Form, chunks: tuple[Chunk, ...], source_turns: int, head: int | None = None) -> Seed:
+    manifest = chunking.write_manifest(form, chunks, head=head)
+    return Seed(form, chunks, source_turns, manifest, hashlib.sha256(manifest).hexdigest(), head)
 
 
 def _check_size(seed: Seed, max_bytes: int | None) -> None:
@@ -216,16 +219,35 @@ def _refused(error: SessionRefused, event: Event) -> SeedRefused:
 
 def _kept_rows(
     log: Sequence[Event], first: int, kept: Sequence[Turn]
-) -> tuple[Form, list[tuple[int, list[Event]]]]:
-    """The rows of the kept turns, turn by turn, numbered from 0 and from turn 1."""
+) -> tuple[Form, list[tuple[int, list[Event]]], int | None]:
+    """Form; the rows of the kept turns, turn by turn, numbered from 0 and from turn 1; place of a head."""
     waiting = loose(log, first)
     rows = _verbatim([event for event in log[first:] if event.seq not in waiting], kept[0].number - 1)
-    if rows is not None:
-        return "verbatim", list(enumerate(_by_turn(rows), start=1))
+    has_system = any(event.type == "system/message" for event in log[:first])
+    head = _place_of_head(rows) if rows is not None and has_system else None
+    if rows is not None and head != _NOWHERE:
+        return "verbatim", list(enumerate(_by_turn(rows), start=1)), head
     nodes = [node for node in fold(log) if node.seq >= first]
-    fresh = folded(framed(log, kept, nodes), log)
+    fresh = folded(framed(log, kept, nodes), log, chunking.EMPTY_HEAD)
     _check_fold(fresh)
-    return "folded", fresh
+    return "folded", fresh, None
+
+
+_NOWHERE = -1
+
+
+def _place_of_head(rows: Sequence[Event]) -> int | None:
+    """Where a system message can stand first: after the first step's start.
+
+    None where nothing is shown, so that none is needed; _NOWHERE where a message comes before.
+    """
+    place = None
+    for event in rows:
+        if event.type == "step/start" and place is None:
+            place = event.seq + 1
+        elif event.type in SURFACE_TYPES:
+            return _NOWHERE if place is None else place
+    return None
 
 
 def _verbatim(rows: Sequence[Event], turns_before: int) -> list[Event] | None:

@@ -65,7 +65,8 @@ def fold(events: Iterable[Event]) -> tuple[Node, ...]:
 def messages(events: Sequence[Event]) -> list[dict[str, Any]]:
     """What a model is shown: `{role, content, ...}` as logged, in order.
 
-    Roles are system, developer, user, assistant, tool; a tool's message has `toolCallId` and `isError`.
+    Roles are system, user, assistant and tool, and developer for text that a plugin gives; a tool's
+    message has `toolCallId` and `isError`.
     Every call in a completed turn has a result: one that was never recorded reads UNKNOWN_OUTCOME.
     Calls of a turn still open stay as they are.
     """
@@ -79,10 +80,26 @@ def shown(nodes: Iterable[Node], *, completed_before: int) -> list[dict[str, Any
     """
     history: list[dict[str, Any]] = []
     for node, answers in answered(nodes, completed_before=completed_before):
-        if node.message["content"] or node.event.type in ("user/message", "tool/result"):
-            history.append(dict(node.message))
+        message = _spoken(node)
+        if message is not None:
+            history.append(message)
         history += (dict(answer) for answer in answers)
     return history
+
+
+def _spoken(node: Node) -> dict[str, Any] | None:
+    """The message, without announcements of tools that came or went; None where nothing is left.
+
+    Such announcements go into the list of tools of a request, not among its messages.
+    """
+    message = dict(node.message)
+    if node.event.type == "developer/message":
+        message["content"] = [block for block in message["content"] if block["type"] not in _TOOL_CHANGES]
+    is_said = message["content"] or node.event.type in ("user/message", "tool/result")
+    return message if is_said else None
+
+
+_TOOL_CHANGES = ("tool-addition", "tool-removal")
 
 
 def answered(
