@@ -22,6 +22,8 @@ from dsh_tasks.store.locate import located, state_file
 
 CONCURRENCY_HELP = "Children that a worker process runs at once; DSH_TASKS_CONCURRENCY, 100."
 LOGIN = "FLOWER_BASIC_AUTH"
+COLUMNS = "uuid,args,state,received,runtime,result,worker,name"
+"""Flower's own list leaves out the arguments, where a message shows label, provider, depth and owner."""
 
 Port = Annotated[int, typer.Option("--port", min=1, max=65535, help="Loopback port to listen on.")]
 Concurrency = Annotated[int | None, typer.Option("--concurrency", min=1, help=CONCURRENCY_HELP)]
@@ -103,7 +105,7 @@ def flower(
         progress(f"Flower on http://{address}:{port}")
     # Flower and its web server log at INFO through the root logger, which nobody else has set up.
     logging.basicConfig(level=logging.WARNING, stream=sys.stderr)
-    options = [f"--address={address}", f"--port={port}", "--logging=warning"]
+    options = [f"--address={address}", f"--port={port}", "--logging=warning", f"--tasks_columns={COLUMNS}"]
     make_app(settings).start(["flower", *options])
     return 0
 
