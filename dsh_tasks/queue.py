@@ -41,7 +41,7 @@ class Message:
     def shown(self) -> str:
         """What Flower shows in place of arguments."""
         label = json.dumps(" ".join(self.label.split())[:LABEL_SHOWN], ensure_ascii=False)
-        return f"{self.task_id} {label} provider={self.provider} depth={self.depth} owner={self.owner[:80]}"
+        return f"{label} provider={self.provider} depth={self.depth} owner={self.owner[:80]} {self.task_id}"
 
     @property
     def headers(self) -> Mapping[str, Any]:

@@ -22,7 +22,7 @@ from dsh_tasks.store.locate import located, state_file
 
 CONCURRENCY_HELP = "Children that a worker process runs at once; DSH_TASKS_CONCURRENCY, 100."
 LOGIN = "FLOWER_BASIC_AUTH"
-COLUMNS = "uuid,args,state,received,runtime,result,worker,name"
+COLUMNS = "name,uuid,args,state,received,runtime,worker,result"
 """Flower's own list leaves out the arguments, where a message shows label, provider, depth and owner."""
 
 Port = Annotated[int, typer.Option("--port", min=1, max=65535, help="Loopback port to listen on.")]
