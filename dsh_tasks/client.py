@@ -693,6 +693,10 @@ class Client:
 
     def call(self, coroutine: Coroutine[Any, Any, T]) -> T:
         """Run a coroutine on the client's loop and wait for it; Ctrl-C cancels it."""
+        if self._loop.is_closed():
+            coroutine.close()
+            msg = "this client is closed"
+            raise StoreUnavailable(msg)
         future = asyncio.run_coroutine_threadsafe(coroutine, self._loop)
         try:
             return future.result()

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Literal
-
 from pydantic import Field, ValidationError
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
@@ -13,7 +11,9 @@ from dsh_tasks.errors import ConfigRefused
 class Settings(BaseSettings):
     """The knobs of one installation. Clients and workers of one installation should agree on them."""
 
-    model_config = SettingsConfigDict(env_prefix="DSH_TASKS_", frozen=True, extra="ignore")
+    model_config = SettingsConfigDict(
+        env_prefix="DSH_TASKS_", frozen=True, extra="ignore", use_attribute_docstrings=True
+    )
 
     redis_url: str | None = None
     """Server of the task state; without it the state file of `dsh-tasks up` is read."""
@@ -33,7 +33,7 @@ class Settings(BaseSettings):
     losses: int = Field(3, ge=1, le=100)
     """Leases that may expire without an appended step between them before the task fails."""
     max_attempts: int = Field(10, ge=1, le=1_000)
-    """Attempts that may start in all."""
+    """Leases that may expire in all before the task fails, whatever was finished between them."""
     first_pause_ms: int = Field(1_000, ge=0, le=600_000)
     """Pause before the attempt after the first loss; doubles with each further loss, up to 5 min."""
     kill_deadline_ms: int = Field(10_000, ge=100, le=600_000)
@@ -78,8 +78,6 @@ class Settings(BaseSettings):
     """Decoded seeds that a worker keeps, in bytes of their raw form."""
     republish_ms: int = Field(30_000, ge=100)
     """First pause before a queued task is published again; doubles up to ten minutes."""
-    tool_ceiling: Literal["none", "parent"] = "none"
-    """`parent`: a child's tools never exceed those of the child that started it."""
 
     @property
     def effective_broker_url(self) -> str | None:
