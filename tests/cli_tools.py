@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import signal
@@ -14,6 +15,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import pytest
+
+from dsh_tasks.cli import app, border
 from dsh_tasks.settings import Settings
 from tests.rig_tools import ROOT, environment
 from tests.waiting import wait_until
@@ -34,9 +38,16 @@ class Cli:
 
     env: dict[str, str]
 
-    def __call__(self, *arguments: str, stdin: str = "", within_s: float = 60) -> subprocess.CompletedProcess[str]:
+    def __call__(
+        self, *arguments: str, stdin: str = "", within_s: float = 60
+    ) -> subprocess.CompletedProcess[str]:
         return subprocess.run(
-            [*COMMAND, *arguments], env=self.env, input=stdin, capture_output=True, text=True, timeout=within_s,
+            [*COMMAND, *arguments],
+            env=self.env,
+            input=stdin,
+            capture_output=True,
+            text=True,
+            timeout=within_s,
             cwd=ROOT,
         )
 
@@ -56,6 +67,26 @@ class Cli:
             started.kill()
 
 
+@dataclass(frozen=True)
+class InsideCli(Cli):
+    """The same in this process, for what needs no process: many times faster."""
+
+    monkeypatch: pytest.MonkeyPatch
+    capsys: pytest.CaptureFixture[str]
+
+    def __call__(self, *arguments: str, stdin: str = "", within_s: float = 60) -> subprocess.CompletedProcess[str]:
+        with self.monkeypatch.context() as patched:
+            for name in set(os.environ) - set(self.env):
+                patched.delenv(name)
+            for name, value in self.env.items():
+                patched.setenv(name, value)
+            patched.setattr(sys, "stdin", io.StringIO(stdin))
+            self.capsys.readouterr()
+            code = border.run(app, arguments)
+        out, err = self.capsys.readouterr()
+        return subprocess.CompletedProcess(arguments, code, out, err)
+
+
 @dataclass
 class Started:
     """A running command and what it has printed so far."""
@@ -69,8 +100,14 @@ class Started:
         errors = folder / f"{arguments[0]}.err"
         with errors.open("wb") as out:
             process = subprocess.Popen(
-                [*COMMAND, *arguments], env=env, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=out,
-                text=True, start_new_session=True, cwd=ROOT,
+                [*COMMAND, *arguments],
+                env=env,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=out,
+                text=True,
+                start_new_session=True,
+                cwd=ROOT,
             )
         started = cls(process, errors)
         threading.Thread(target=started._read, daemon=True).start()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import os
 import shutil
@@ -17,7 +16,7 @@ from typing import Any
 
 from dsh_tasks import format as log_format
 from dsh_tasks.cli import processes, render
-from dsh_tasks.cli.border import DONE, AsJson, awaited, emit, progress, say
+from dsh_tasks.cli.border import DONE, FAILED, AsJson, awaited, emit, progress, say
 from dsh_tasks.cli.demo_cast import PARTS
 from dsh_tasks.cli.demo_play import Play, Played, models_of
 from dsh_tasks.cli.demo_view import LiveView, PlainView, View
@@ -29,11 +28,11 @@ from dsh_tasks.queue import make_app
 from dsh_tasks.session import Session
 from dsh_tasks.settings import Settings, load
 from dsh_tasks.store import embedded
-from dsh_tasks.task import Task
+from dsh_tasks.task import Status, Task
 
 PARENT = "parent.session.v4.jsonl"
-PLAY_WITHIN_S = 20.0
-"""After this what still runs is killed, so that the demo ends within half a minute with any model."""
+PLAY_UNTIL_S = 23.0
+"""So long after the start what still runs is killed: the demo ends within half a minute with any model."""
 WORKER_WITHIN_S = 20.0
 STOP_WITHIN_S = 3.0
 SLOTS = 16
@@ -58,14 +57,18 @@ def demo(as_json: AsJson = False) -> int:
         offline = is_offline(model)
         _introduce(view, parent, model_words(model, parent))
         with house(Path(folder), view, model) as settings:
-            played, models = awaited(_play(settings, parent, log, view, offline=offline))
+            until_s = began_s + PLAY_UNTIL_S
+            played, models = awaited(_play(settings, parent, log, view, offline=offline, until_s=until_s))
             _conclude(view, played, models)
     seconds = time.monotonic() - began_s
     view.line("")
     view.line(f"done in {seconds:.1f} s; server and worker have ended, their data is gone")
     if as_json:
         emit({**played_value(played, models), "model": model_words(model, parent), "seconds": seconds})
-    return DONE
+    if any(task.status is Status.COMPLETED for task in played.tasks):
+        return DONE
+    progress("dsh-tasks: no child completed; DSH_TASKS_MODEL=offline shows the same without a real model")
+    return FAILED
 
 
 def _interrupt(_number: int, _frame: FrameType | None) -> None:
@@ -140,12 +143,11 @@ def _await_worker(settings: Settings, worker: subprocess.Popen[bytes]) -> None:
 
 
 async def _play(
-    settings: Settings, parent: Session, log: Path, view: View, *, offline: bool
+    settings: Settings, parent: Session, log: Path, view: View, *, offline: bool, until_s: float
 ) -> tuple[Played, dict[str, str]]:
     config = read_config({})
     async with AsyncClient.connect(settings, registry=config.registry) as client:
         play = Play(client, config, parent, view, offline=offline)
-        until_s = asyncio.get_running_loop().time() + PLAY_WITHIN_S
         view.heading("the parent delegates by its tools")
         played = await play.run(PARTS, log, until_s=until_s)
         return played, await models_of(client, played.tasks)
@@ -169,9 +171,9 @@ def _conclude(view: View, played: Played, models: Mapping[str, str]) -> None:
         for line in one.answer.splitlines():
             view.line(f"    {line}")
     view.heading("notices, written into the parent's log by its loop and acknowledged")
-    for notice in played.notices:
-        for line in notice["text"].splitlines():
-            view.line(line)
+    told = [line for notice in played.notices for line in notice["text"].splitlines()]
+    for line in told or ["none: what was read or killed is not told again"]:
+        view.line(line)
     view.heading("what each child inherited")
     view.rows(*inherited_rows(played.tasks, models))
 

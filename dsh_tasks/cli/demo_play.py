@@ -67,7 +67,7 @@ class Play:
     async def run(self, parts: Sequence[Part], log: Path, *, until_s: float) -> Played:
         """Delegate, kill what is to be killed, wait for the rest, take the notices, read the outputs.
 
-        What still runs at `until_s` by the loop's clock is killed too.
+        What still runs at `until_s` (monotonic, which is the loop's clock) is killed too.
         """
         async with self._watched():
             with contextlib.suppress(TimeoutError):

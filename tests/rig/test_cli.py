@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import json
 import os
+import secrets
 import signal
 import subprocess
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from importlib.resources import files
 from pathlib import Path
 
@@ -36,11 +37,14 @@ def cli(settings: Settings, tmp_path: Path) -> Cli:
     return Cli(environment(settings, DSH_TASKS_STATE_DIR=str(tmp_path / "state")))
 
 
-@pytest.fixture
-def working(cli: Cli, rig: Rig) -> Cli:
-    """With a worker."""
-    rig.worker()
-    return cli
+@pytest.fixture(scope="module")
+def working(server: embedded.Server, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cli]:
+    """With a worker, which the tests of this module share: each has an owner of its own."""
+    name = secrets.token_hex(4)
+    shared = Rig(Settings(redis_url=server.url, prefix=f"t{name}:", queue=f"q{name}"), tmp_path_factory.mktemp("rig"))
+    shared.worker()
+    yield Cli(environment(shared.settings, DSH_TASKS_STATE_DIR=str(shared.folder)))
+    shared.close()
 
 
 def started(cli: Cli, prompt: str, *options: str, owner: str = "o") -> str:
@@ -59,8 +63,8 @@ def test_a_completed_child_ends_with_0(working: Cli) -> None:
     assert done.stdout.splitlines()[-1] == "[status: completed]"
 
 
-def test_a_failed_child_ends_with_1(working: Cli) -> None:
-    task_id = started(working, FAIL)
+def test_a_failed_child_ends_with_1(working: Cli, owner: str) -> None:
+    task_id = started(working, FAIL, owner=owner)
     assert working("output", task_id, "--wait").returncode == 1
 
 
@@ -105,8 +109,8 @@ def test_a_wait_that_times_out_ends_with_7_and_says_so(cli: Cli) -> None:
     assert cli.json("output", task_id, "--wait", "--timeout-ms", "300", code=7)["timed_out"] is True
 
 
-def test_a_killed_child_ends_with_8_and_keeps_the_reason(working: Cli) -> None:
-    task_id = started(working, LONG)
+def test_a_killed_child_ends_with_8_and_keeps_the_reason(working: Cli, owner: str) -> None:
+    task_id = started(working, LONG, owner=owner)
     wait_until(lambda: working("output", task_id).stdout.endswith("[status: running]\n"), "it runs")
     receipt = working.json("kill", task_id, "--reason", "enough of it")
     assert receipt["accepted"] is True
@@ -126,18 +130,18 @@ def test_killing_what_has_ended_changes_nothing_and_says_so(cli: Cli) -> None:
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_interrupting_a_foreground_wait_kills_the_child_and_ends_with_130(
-    working: Cli, tmp_path: Path, number: int
+    working: Cli, owner: str, tmp_path: Path, number: int
 ) -> None:
-    arguments = ("start", "--provider", "spawn", "--owner", "o", "--foreground", LONG)
+    arguments = ("start", "--provider", "spawn", "--owner", owner, "--foreground", LONG)
     with working.running(*arguments, folder=tmp_path) as waiting:
         waiting.await_words("running")
         assert waiting.end(number) == 130
-    (task,) = working.json("list", "--owner", "o")["tasks"]
+    (task,) = working.json("list", "--owner", owner)["tasks"]
     assert task["status"] == "killed"
 
 
-def test_interrupting_a_wait_for_output_leaves_the_child_alone(working: Cli, tmp_path: Path) -> None:
-    task_id = started(working, LONG)
+def test_interrupting_a_wait_for_output_leaves_the_child_alone(working: Cli, owner: str, tmp_path: Path) -> None:
+    task_id = started(working, LONG, owner=owner)
     with working.running("output", task_id, "--wait", folder=tmp_path) as waiting:
         waiting.await_words("waiting for")
         assert waiting.end(signal.SIGINT) == 130
@@ -148,15 +152,15 @@ def test_interrupting_a_wait_for_output_leaves_the_child_alone(working: Cli, tmp
 # -- what the verbs print -----------------------------------------------------------------------
 
 
-def test_list_shows_a_tree_and_its_json_all_of_the_record(working: Cli) -> None:
-    task_id = started(working, DELEGATE, "--label", "above")
+def test_list_shows_a_tree_and_its_json_all_of_the_record(working: Cli, owner: str) -> None:
+    task_id = started(working, DELEGATE, "--label", "above", owner=owner)
     assert working("output", task_id, "--wait").returncode == 0
-    tasks = working.json("list", "--owner", "o")["tasks"]
+    tasks = working.json("list", "--owner", owner)["tasks"]
     assert [(task["depth"], task["parent"]) for task in tasks] == [(1, None), (2, task_id)]
-    lines = working("list", "--owner", "o").stdout.splitlines()
+    lines = working("list", "--owner", owner).stdout.splitlines()
     assert lines[0].startswith(f"{task_id} [spawn] completed — above (depth 1, ")
     assert lines[1].startswith("  subagent-")
-    assert len(working("list", "--owner", "o", "--flat").stdout.splitlines()) == 1
+    assert len(working("list", "--owner", owner, "--flat").stdout.splitlines()) == 1
 
 
 def test_the_operator_lists_every_session_and_an_owner_only_its_own(cli: Cli) -> None:
@@ -166,21 +170,21 @@ def test_the_operator_lists_every_session_and_an_owner_only_its_own(cli: Cli) ->
     assert [task["id"] for task in cli.json("list", "--owner", "b")["tasks"]] == [second]
 
 
-def test_an_owners_look_holds_its_notice_back_and_the_operators_does_not(working: Cli) -> None:
-    task_id = started(working, "hello")
+def test_an_owners_look_holds_its_notice_back_and_the_operators_does_not(working: Cli, owner: str) -> None:
+    task_id = started(working, "hello", owner=owner)
     working("output", task_id, "--wait")
-    assert [one["task_id"] for one in working.json("notices", "--owner", "o")["notices"]] == [task_id]
-    working("output", task_id, "--owner", "o")
-    assert working.json("notices", "--owner", "o")["notices"] == []
+    assert [one["task_id"] for one in working.json("notices", "--owner", owner)["notices"]] == [task_id]
+    working("output", task_id, "--owner", owner)
+    assert working.json("notices", "--owner", owner)["notices"] == []
 
 
-def test_an_acknowledged_notice_is_gone(working: Cli) -> None:
-    task_id = started(working, "hello", "--label", "greeting")
+def test_an_acknowledged_notice_is_gone(working: Cli, owner: str) -> None:
+    task_id = started(working, "hello", "--label", "greeting", owner=owner)
     working("output", task_id, "--wait")
-    shown = working("notices", "--owner", "o", "--ack")
+    shown = working("notices", "--owner", owner, "--ack")
     assert task_id in shown.stdout
     assert "greeting" in shown.stdout
-    assert working("notices", "--owner", "o").stdout == ""
+    assert working("notices", "--owner", owner).stdout == ""
 
 
 def test_long_output_pages_by_offset_to_the_same_text(
@@ -218,8 +222,8 @@ def test_log_shows_the_childs_own_rows_and_writes_a_file_that_reads_back(
     assert len(document["rows"]) == len(child.events)
 
 
-def test_log_follows_a_child_to_its_end(working: Cli, tmp_path: Path) -> None:
-    task_id = started(working, SHORT)
+def test_log_follows_a_child_to_its_end(working: Cli, owner: str, tmp_path: Path) -> None:
+    task_id = started(working, SHORT, owner=owner)
     with working.running("log", task_id, "--follow", "--json", folder=tmp_path) as following:
         assert following.process.wait(30) == 0
         wait_until(lambda: following.lines and '"turn/end"' in following.lines[-1], "the last row came")
@@ -227,10 +231,10 @@ def test_log_follows_a_child_to_its_end(working: Cli, tmp_path: Path) -> None:
     assert [row["seq"] for row in rows] == list(range(len(rows)))
 
 
-def test_a_prompt_comes_from_stdin_verbatim(working: Cli) -> None:
-    done = working("start", "--provider", "spawn", "--owner", "o", "--foreground", "-", stdin="  hello\n\n")
+def test_a_prompt_comes_from_stdin_verbatim(working: Cli, owner: str) -> None:
+    done = working("start", "--provider", "spawn", "--owner", owner, "--foreground", "-", stdin="  hello\n\n")
     assert done.returncode == 0
-    (task,) = working.json("list", "--owner", "o")["tasks"]
+    (task,) = working.json("list", "--owner", owner)["tasks"]
     rows = working.json("log", task["id"])["rows"]
     texts = [row["data"]["content"][0]["text"] for row in rows if row["type"] == "user/message"]
     assert "  hello\n\n" in texts

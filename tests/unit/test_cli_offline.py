@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from importlib.resources import files
 from pathlib import Path
 
@@ -16,7 +17,7 @@ from dsh_tasks.cli.checks import (
     version_finding,
 )
 from dsh_tasks.cli.supervisor import Kept, pause_after
-from tests.cli_tools import Cli, bare_environment
+from tests.cli_tools import Cli, InsideCli, bare_environment
 
 PARENT = str(files("dsh_tasks.data") / "parent.session.v4.jsonl")
 SOME_ID = "subagent-" + "0" * 32
@@ -33,8 +34,18 @@ VERBS = {
 
 
 @pytest.fixture
-def cli(tmp_path: Path) -> Cli:
-    return Cli(bare_environment(tmp_path / "state"))
+def make_cli(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> Callable[..., InsideCli]:
+    def make(**env: str) -> InsideCli:
+        return InsideCli(bare_environment(tmp_path / "state", **env), monkeypatch, capsys)
+
+    return make
+
+
+@pytest.fixture
+def cli(make_cli: Callable[..., InsideCli]) -> InsideCli:
+    return make_cli()
 
 
 def error_of(cli: Cli, *arguments: str, code: int) -> dict[str, object]:
@@ -57,9 +68,9 @@ def test_without_a_server_a_verb_ends_with_5_and_names_the_way_out(cli: Cli, ver
 
 
 @pytest.mark.parametrize("verb", ["output", "list", "start"])
-def test_a_server_that_does_not_answer_ends_with_5_and_shows_no_password(tmp_path: Path, verb: str) -> None:
+def test_a_server_that_does_not_answer_ends_with_5_and_shows_no_password(make_cli: Callable[..., InsideCli], verb: str) -> None:
     url = "redis://someone:verysecret@127.0.0.1:1/0"
-    cli = Cli(bare_environment(tmp_path, DSH_TASKS_REDIS_URL=url, DSH_TASKS_CALL_TIMEOUT_MS="500"))
+    cli = make_cli(DSH_TASKS_REDIS_URL=url, DSH_TASKS_CALL_TIMEOUT_MS="500")
     done = cli(verb, *VERBS[verb])
     assert done.returncode == 5
     assert "verysecret" not in done.stdout + done.stderr
@@ -81,10 +92,12 @@ def test_doctor_says_that_the_model_is_offline_and_how_to_set_one(cli: Cli) -> N
     assert "DSH_TASKS_MODEL" in model["mend"]
 
 
-def test_doctor_names_what_is_wrong_in_the_settings_file(tmp_path: Path) -> None:
+def test_doctor_names_what_is_wrong_in_the_settings_file(
+    make_cli: Callable[..., InsideCli], tmp_path: Path
+) -> None:
     file = tmp_path / "bad.toml"
     file.write_text('[[tools]]\nprovider = "nobody"\n')
-    cli = Cli(bare_environment(tmp_path, DSH_TASKS_CONFIG=str(file)))
+    cli = make_cli(DSH_TASKS_CONFIG=str(file))
     finding = next(one for one in cli.json("doctor", code=5)["findings"] if one["check"] == "settings file")
     assert finding["grade"] == "fail"
     assert "nobody" in finding["seen"]
@@ -114,8 +127,8 @@ def test_flower_says_how_to_set_a_login(cli: Cli) -> None:
 
 
 @pytest.mark.parametrize("login", ["nocolon", ":", "user:", ":password"])
-def test_flower_refuses_a_login_that_protects_nothing(tmp_path: Path, login: str) -> None:
-    cli = Cli(bare_environment(tmp_path, FLOWER_BASIC_AUTH=login))
+def test_flower_refuses_a_login_that_protects_nothing(make_cli: Callable[..., InsideCli], login: str) -> None:
+    cli = make_cli(FLOWER_BASIC_AUTH=login)
     done = cli("flower", "--port", "5555")
     assert done.returncode == 2
     assert "user:password" in done.stderr
@@ -198,8 +211,8 @@ def test_help_of_every_command_has_a_sentence_that_is_not_cut(cli: Cli) -> None:
         assert command in listed
 
 
-def test_an_unexpected_fault_is_one_line_with_the_way_to_more(tmp_path: Path) -> None:
-    cli = Cli(bare_environment(tmp_path, DSH_TASKS_STATE_DIR="/dev/null/nowhere"))
+def test_an_unexpected_fault_is_one_line_with_the_way_to_more(make_cli: Callable[..., InsideCli]) -> None:
+    cli = make_cli(DSH_TASKS_STATE_DIR="/dev/null/nowhere")
     done = cli("server", "--port", "1")
     assert done.returncode in (1, 6)
     assert len(done.stderr.splitlines()) == 1
