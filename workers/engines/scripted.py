@@ -40,7 +40,7 @@ class ScriptedEngine:
         run.check_lease()
         run.activity("model")
         if isinstance(reply, Exception):
-            last = transcript.end("error", error={"message": str(reply)})
+            last = transcript.end("error", error={"message": str(reply), "code": "SCRIPTED"})
             return Outcome(Status.FAILED, Cause.ERROR, str(reply), rows=tuple(last))
         last = transcript.answer([{"type": "text", "text": reply}], SCRIPTED)
         last += transcript.end("completed", last)

@@ -12,15 +12,15 @@ from dataclasses import dataclass
 from typing import Any
 
 from dsh_tasks.session import Event, Replace
+from dsh_tasks.surface import UNKNOWN_OUTCOME
 from workers.engines.base import Child
 
 Row = dict[str, Any]
 
-OUTCOME_UNKNOWN = (
-    "The tool call had begun when its attempt ended, and no result was recorded. Its outcome is unknown. "
-    "Repeat it only if the tool reads or is idempotent; else look first at what it may have changed."
+NOT_STARTED = (
+    "The tool call was interrupted before the Harness recorded it as started. Retry it if it is still needed."
 )
-NOT_STARTED = "The tool call was not started: its attempt ended before."
+"""The harness' own words, to the letter: its runtime takes no other result of a call that never began."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -270,6 +270,8 @@ def closing(
     reason: Row = {"kind": kind}
     if error is not None:
         reason["error"] = dict(error)
+    if kind == "aborted":
+        reason["reason"] = {"kind": "parent"}
     made.add("turn/end", {"turn": turn, "reason": reason})
     return made.rows
 
@@ -321,7 +323,7 @@ def _repair(made: _Made, turn: int, step: int, call_id: str, mark: int | None) -
     begun = mark is not None
     message = tool_message(
         call_id,
-        OUTCOME_UNKNOWN if begun else NOT_STARTED,
+        UNKNOWN_OUTCOME if begun else NOT_STARTED,
         is_error=True,
         message_id=f"interrupted-tool-result-{call_id}-{made.seq}",
     )

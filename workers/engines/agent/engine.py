@@ -56,7 +56,7 @@ class AgentEngine:
             tools = narrowed([*self._tools, *run.tools], child.policy.tool_filter)
         except DshTasksError as error:
             return refused(run, error)
-        async with self._histories.of(child.seed, model.route.provider) as (inherited, seeded):
+        async with self._histories.of(child.seed, model.system) as (inherited, seeded):
             transcript = Transcript(child, inherited.after(child.log), run.now_ms)
             given = self._given(child, model, tools, transcript, inherited, seeded)
         return await Turn(run, transcript, given).play()
@@ -81,7 +81,7 @@ class AgentEngine:
         opening += transcript.request(opening, model.route, [shown(tool) for tool in tools], max_tokens)
         sent = list(seeded)
         if child.log:
-            sent = history(messages(before_prompt(child, opening)), provider=model.route.provider)
+            sent = history(messages(before_prompt(child, opening)), provider=model.system)
         if system:
             sent = with_system(sent, system)
         return Given(

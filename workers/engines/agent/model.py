@@ -59,6 +59,11 @@ class ResolvedModel:
         return self.name == OFFLINE
 
     @property
+    def system(self) -> str:
+        """The provider as pydantic-ai names it in answers: signed reasoning goes back only to the same."""
+        return self.model.system
+
+    @property
     def says_finish(self) -> bool:
         """Its answers say why they ended; pydantic-ai's own test models do not."""
         return not isinstance(self.model, FunctionModel | TestModel)

@@ -176,7 +176,7 @@ class Turn:
         """Run the calls of the answer in its order; the ending that they bring, if any."""
         results: list[ModelRequestPart] = []
         left = len(calls)
-        structured, provider = self._given.structured, self._given.model.route.provider
+        structured, provider = self._given.structured, self._given.model.system
 
         async def one(call: Call) -> None:
             nonlocal left
