@@ -68,7 +68,7 @@ def plain_row(level: int, task: Task) -> str:
     )
 
 
-def table(tasks: Sequence[Task], *, shorten: bool) -> Table:
+def table(tasks: Sequence[Task], *, shorten: bool, flat: bool = False) -> Table:
     """The tree as a table; `shorten` shows the start of each id."""
     made = Table(box=None, pad_edge=False, header_style="bold")
     made.add_column("id", no_wrap=True, overflow="fold")
@@ -77,7 +77,7 @@ def table(tasks: Sequence[Task], *, shorten: bool) -> Table:
         made.add_column(name, no_wrap=True)
     for level, task in levels(tasks):
         shown = f"{task.id[:SHORT_ID]}…" if shorten else task.id
-        branch = f"{'   ' * (level - 1)}└─ " if level else ""
+        branch = f"{'   ' * (level - 1)}└─ " if level and not flat else ""
         made.add_row(
             Text(branch + shown),
             Text(label_of(task)),
@@ -90,14 +90,14 @@ def table(tasks: Sequence[Task], *, shorten: bool) -> Table:
     return made
 
 
-def print_tree(tasks: Sequence[Task]) -> None:
-    """The tree on stdout: a table where a person looks and it fits with whole ids, else plain lines."""
+def print_tasks(tasks: Sequence[Task], *, flat: bool) -> None:
+    """On stdout: a table where a person looks and it fits with whole ids, else plain lines."""
     console = Console(highlight=False)
     if is_terminal() and console.width >= FULL_ID_FROM_COLUMNS:
-        console.print(table(tasks, shorten=False))
+        console.print(table(tasks, shorten=False, flat=flat))
         return
     for level, task in levels(tasks):
-        print(plain_row(level, task))
+        print(plain_row(0 if flat else level, task))
 
 
 def task_value(task: Task) -> dict[str, Any]:

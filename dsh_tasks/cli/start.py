@@ -93,7 +93,7 @@ def start(
 
 def _given(**options: Any) -> dict[str, Any] | None:
     """What was given of these options; None where nothing was, so that nothing is overridden."""
-    return {name: value for name, value in options.items() if value} or None
+    return {name: value for name, value in options.items() if value is not None and value != []} or None
 
 
 def read_schema(path: Path) -> dict[str, Any]:

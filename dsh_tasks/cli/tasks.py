@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from typing import Annotated, Any
 
 import typer
 
 from dsh_tasks.cli.border import DONE, AsJson, awaited, emit, exit_code_of, progress, say
 from dsh_tasks.cli.connection import OwnerOption, TaskArgument, connected
-from dsh_tasks.cli.render import counted, notice_value, print_tree, receipt_value, task_value
+from dsh_tasks.cli.render import counted, notice_value, print_tasks, receipt_value, task_value
 from dsh_tasks.client import Output
 from dsh_tasks.notice import Notice
 from dsh_tasks.store import KillReceipt
@@ -65,8 +66,9 @@ def show(seen: Output, *, as_json: bool) -> int:
 def output_lines(seen: Output) -> list[str]:
     """The text, then what is to be known about it, then the status."""
     task = seen.task
-    lines = [seen.text] if seen.text else [_nothing(seen)]
-    if seen.text and task.partial:
+    text = json.dumps(seen.structured, ensure_ascii=False) if seen.has_structured else seen.text
+    lines = [text or _nothing(seen)]
+    if text and task.partial:
         lines.append("[partial output, the task did not complete]")
     if seen.next_offset is not None:
         end = seen.next_offset
@@ -106,7 +108,7 @@ def output_value(seen: Output) -> dict[str, Any]:
 def list_tasks(
     owner: Annotated[str | None, typer.Option("--owner", help="Tasks of this session and below.")] = None,
     everyone: Annotated[bool, typer.Option("--all", help="Tasks of every session (the default).")] = False,
-    flat: Annotated[bool, typer.Option("--flat", help="Only what sessions started directly.")] = False,
+    flat: Annotated[bool, typer.Option("--flat", help="No tree; with --owner only its own tasks.")] = False,
     as_json: AsJson = False,
 ) -> int:
     """List tasks as a tree.
@@ -124,7 +126,7 @@ def list_tasks(
     if as_json:
         emit({"tasks": [task_value(task) for task in tasks]})
     elif tasks:
-        print_tree(tasks)
+        print_tasks(tasks, flat=flat)
     else:
         progress("no tasks")
     return DONE
