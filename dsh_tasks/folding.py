@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from dsh_tasks.session import Event, Turn
-from dsh_tasks.surface import Node, answered
+from dsh_tasks.surface import Node
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,21 +22,20 @@ class Frame:
     turn: Turn
     start_ms: int
     end_ms: int
-    nodes: tuple[tuple[Node, tuple[Mapping[str, Any], ...]], ...]
-    """Each with the results to be made up for its unanswered calls."""
+    nodes: tuple[Node, ...]
 
 
 def framed(events: Sequence[Event], turns: Sequence[Turn], nodes: Sequence[Node]) -> list[Frame]:
-    """Share out the live `nodes` of the completed `turns` of `events`, keeping their order.
+    """Share out the live, paired `nodes` of the completed `turns` of `events`, keeping their order.
 
     A summary that was written in a later turn stands where the summarised messages stood: it goes into
     the turn of the message that follows it. A turn of which nothing lives stays, empty.
     """
-    shares: dict[int, list[tuple[Node, tuple[Mapping[str, Any], ...]]]] = {turn.number: [] for turn in turns}
+    shares: dict[int, list[Node]] = {turn.number: [] for turn in turns}
     number = turns[-1].number
-    for node, made in reversed(list(answered(nodes, completed_before=len(events)))):
+    for node in reversed(nodes):
         number = max(min(number, node.turn), turns[0].number)
-        shares[number].append((node, made))
+        shares[number].append(node)
     return [
         Frame(
             turn,
@@ -67,7 +66,7 @@ def folded(
 
 
 def _needs_head(frames: Sequence[Frame], events: Sequence[Event]) -> bool:
-    first = next((node.event.type for frame in frames for node, _made in frame.nodes), None)
+    first = next((node.event.type for frame in frames for node in frame.nodes), None)
     has_system = any(event.type == "system/message" for event in events)
     return first is not None and first != "system/message" and has_system
 
@@ -95,11 +94,9 @@ class _Writer:
             self._open_step(frame.start_ms)
             self._append("system/message", frame.start_ms, {**self._frame, "message": self.head})
         last_ms = frame.start_ms
-        for node, made in frame.nodes:
+        for node in frame.nodes:
             last_ms = node.event.time
             self._node(node)
-            for message in made:
-                self._result(message, last_ms)
         self._close_step(last_ms)
         reason = {"kind": frame.turn.reason or "interrupted"}
         self._add("turn/end", frame.end_ms, {"turn": number, "reason": reason})

@@ -8,7 +8,6 @@ Seen with the harness' runtime 0.2.1rc2, whose refusals these are.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import replace
 from itertools import pairwise
 from typing import Any, Literal
 
@@ -378,9 +377,9 @@ def moved(event: Event, seq: int, ref: Move, turn: Move) -> Event:
         sources = tuple((ref(one[0]), ref(one[1])) if isinstance(one, tuple) else ref(one) for one in sources)
     if isinstance(operation, Replace):
         operation = Replace(ref(operation.start_seq), ref(operation.end_seq))
-    return replace(
-        event, seq=seq, data=_moved_data(event, ref, turn), source_event_seqs=sources, surface_op=operation
-    )
+    data = _moved_data(event, ref, turn)
+    # Not dataclasses.replace, which takes five times as long; a seed of 20 MB has 30,000 rows.
+    return Event(event.type, seq, event.time, data, sources, operation, event.ignorable)
 
 
 def _moved_data(event: Event, ref: Move, turn: Move) -> dict[str, Any]:

@@ -23,7 +23,7 @@ from dsh_tasks.inbox_rows import loose
 from dsh_tasks.lifecycle import Lifecycle
 from dsh_tasks.rows import DELIVERY, END_SEED, checked, is_inherited_marker, moved
 from dsh_tasks.session import SURFACE_TYPES, Event, Header, Session, Turn
-from dsh_tasks.surface import fold
+from dsh_tasks.surface import fold, paired
 
 __all__ = [
     "Chunk",
@@ -223,14 +223,23 @@ def _kept_rows(
     """Form; the rows of the kept turns, turn by turn, numbered from 0 and from turn 1; place of a head."""
     waiting = loose(log, first)
     rows = _verbatim([event for event in log[first:] if event.seq not in waiting], kept[0].number - 1)
+    if rows is not None and not _is_paired(rows):
+        rows = None
     has_system = any(event.type == "system/message" for event in log[:first])
     head = _place_of_head(rows) if rows is not None and has_system else None
     if rows is not None and head != _NOWHERE:
         return "verbatim", list(enumerate(_by_turn(rows), start=1)), head
-    nodes = [node for node in fold(log) if node.seq >= first]
+    live = (node for node in fold(log) if node.seq >= first)
+    nodes = paired(live, completed_before=len(log))
     fresh = folded(framed(log, kept, nodes), log, chunking.EMPTY_HEAD)
     _check_fold(fresh)
     return "folded", fresh, None
+
+
+def _is_paired(rows: Sequence[Event]) -> bool:
+    """Whether calls and results stand as a strict model wants them, which the harness does not mend."""
+    nodes = fold(rows)
+    return paired(nodes, completed_before=len(rows)) == nodes
 
 
 _NOWHERE = -1
@@ -255,8 +264,11 @@ def _verbatim(rows: Sequence[Event], turns_before: int) -> list[Event] | None:
     lifecycle = Lifecycle(strict=True)
     places: dict[int, int] = {}
     kept: list[Event] = []
+    is_same = not turns_before
     for event in rows:
-        fresh = _renumbered(event, places, len(kept), turns_before)
+        # Up to the first row that is dropped, the rows of a fork are numbered as they are.
+        is_same = is_same and event.seq == len(kept)
+        fresh = event if is_same else _renumbered(event, places, len(kept), turns_before)
         try:
             if fresh is not None:
                 lifecycle.accept(fresh)

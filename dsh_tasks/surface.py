@@ -74,17 +74,9 @@ def messages(events: Sequence[Event]) -> list[dict[str, Any]]:
 
 
 def shown(nodes: Iterable[Node], *, completed_before: int) -> list[dict[str, Any]]:
-    """The messages of nodes; calls of rows before `completed_before` get a result if they have none.
-
-    A result whose call is not shown (it was summarised away) is not shown either.
-    """
-    history: list[dict[str, Any]] = []
-    for node, answers in answered(nodes, completed_before=completed_before):
-        message = _spoken(node)
-        if message is not None:
-            history.append(message)
-        history += (dict(answer) for answer in answers)
-    return history
+    """The messages of nodes, paired as in `paired`."""
+    spoken = (_spoken(node) for node in paired(nodes, completed_before=completed_before))
+    return [message for message in spoken if message is not None]
 
 
 def _spoken(node: Node) -> dict[str, Any] | None:
@@ -102,41 +94,41 @@ def _spoken(node: Node) -> dict[str, Any] | None:
 _TOOL_CHANGES = ("tool-addition", "tool-removal")
 
 
-def answered(
-    nodes: Iterable[Node], *, completed_before: int
-) -> Iterable[tuple[Node, tuple[Mapping[str, Any], ...]]]:
-    """Each node, and the results that must be made up to stand right after it."""
-    kept = list(nodes)
-    waiting: dict[str, int] = {}
-    """Open calls and the place of their assistant message."""
-    missing: dict[int, list[str]] = {}
-    out: list[Node | None] = list(kept)
-    for place, node in enumerate(kept):
+def paired(nodes: Iterable[Node], *, completed_before: int) -> tuple[Node, ...]:
+    """The nodes as a strict model wants them: right after each answer, one result for each of its calls.
+
+    A result moves up to its call, and is left out where its call is not shown (it was summarised
+    away). A call of a row before `completed_before` that has no result gets one: UNKNOWN_OUTCOME.
+    Nothing changes in a log of the harness whose turns have all ended.
+    """
+    groups: list[list[Node]] = []
+    """Each node with the results that follow it."""
+    waiting: dict[str, list[Node]] = {}
+    """Open calls, and the group that their result goes to."""
+    for node in nodes:
+        if node.event.type == "tool/result":
+            group = waiting.pop(node.message["toolCallId"], None)
+            if group is not None:
+                group.append(node)
+            continue
+        groups.append([node])
         if node.event.type == "assistant/message":
-            _give_up(waiting, missing)
-            waiting = dict.fromkeys(calls_of(node.message), place)
-        elif node.event.type == "tool/result" and waiting.pop(node.message["toolCallId"], None) is None:
-            out[place] = None
-    _give_up(waiting, missing)
-    for place, shown_node in enumerate(out):
-        if shown_node is not None:
-            made = missing.get(place, ()) if shown_node.seq < completed_before else ()
-            yield shown_node, tuple(unknown_outcome(call) for call in made)
+            _give_up(waiting, completed_before)
+            waiting = dict.fromkeys(calls_of(node.message), groups[-1])
+    _give_up(waiting, completed_before)
+    return tuple(node for group in groups for node in group)
 
 
-def _give_up(waiting: Mapping[str, int], missing: dict[int, list[str]]) -> None:
-    for call, place in waiting.items():
-        missing.setdefault(place, []).append(call)
+def _give_up(waiting: Mapping[str, list[Node]], completed_before: int) -> None:
+    for call, group in waiting.items():
+        if group[0].seq < completed_before:
+            group.append(_unknown(group[0], call))
 
 
-def calls_of(message: Mapping[str, Any]) -> list[str]:
-    """Ids of the tool calls that an assistant's message asks for, in order."""
-    return [block["id"] for block in message["content"] if block["type"] == "tool-call"]
-
-
-def unknown_outcome(call: str) -> dict[str, Any]:
-    """The result of a call of which none was recorded."""
-    return {
+def _unknown(asked: Node, call: str) -> Node:
+    """The result of a call of which none was recorded; it borrows the row that asks for it."""
+    frame = {key: asked.event.data[key] for key in ("turn", "step")}
+    message = {
         "role": "tool",
         "toolCallId": call,
         "content": [{"type": "text", "text": UNKNOWN_OUTCOME}],
@@ -144,6 +136,13 @@ def unknown_outcome(call: str) -> dict[str, Any]:
         "id": f"unknown-outcome-{call}",
         "source": {"kind": "tool", "callId": call},
     }
+    row = Event("tool/result", asked.seq, asked.event.time, {**frame, "message": message}, None, "append")
+    return Node(row, message, asked.turn)
+
+
+def calls_of(message: Mapping[str, Any]) -> list[str]:
+    """Ids of the tool calls that an assistant's message asks for, in order."""
+    return [block["id"] for block in message["content"] if block["type"] == "tool-call"]
 
 
 def _end_of_completed(events: Sequence[Event]) -> int:

@@ -116,11 +116,16 @@ class Author:
         nodes = [seq for seq in nodes if seq < len(writer.rows)]
         if not nodes:
             return
-        ends = sorted((self.few(len(nodes) - 1), self.few(len(nodes) - 1)))
+        first, last = sorted((self.few(len(nodes) - 1), self.few(len(nodes) - 1)))
+        if self.tame:
+            # As the harness does it: whole exchanges, no call without its result.
+            kinds = [writer.rows[seq]["type"] for seq in nodes]
+            first = kinds.index("user/message")
+            last = next((at - 1 for at in range(last, first, -1) if kinds[at] == "user/message"), first)
         turn = writer.turn
         if between:
             writer.turn = None  # type: ignore[assignment]
-        writer.compact(f"summary {len(writer.rows)}", first=nodes[ends[0]], last=nodes[ends[1]])
+        writer.compact(f"summary {len(writer.rows)}", first=nodes[first], last=nodes[last])
         writer.turn = turn
 
     def offload(self) -> None:
