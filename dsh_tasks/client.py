@@ -62,6 +62,8 @@ UNAVAILABLE_FOR_S = 60.0
 """How long a wait without an end bears a server that does not answer."""
 LARGE_LOG_EVENTS = 2_000
 LIST_MOST = 10_000
+ENDING_CALLS_S = 10.0
+"""How long closing a client waits for cancelled calls to clean up."""
 UTF8_MASK, UTF8_CONTINUES = 0xC0, 0x80
 
 
@@ -673,8 +675,25 @@ class Client:
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="dsh-client", daemon=True)
         self._thread.start()
+        self._calls: set[asyncio.Task[Any]] = set()
         self._client = self.call(_connected(found, registry, owner))
         self._owns_loop = True
+
+    async def _tracked(self, coroutine: Coroutine[Any, Any, T]) -> T:
+        this = asyncio.current_task()
+        assert this is not None
+        self._calls.add(this)
+        try:
+            return await coroutine
+        finally:
+            self._calls.discard(this)
+
+    async def _end(self) -> None:
+        """A call that Ctrl-C cancelled may still be killing what it had started: let it."""
+        this = asyncio.current_task()
+        if others := {call for call in self._calls if call is not this}:
+            await asyncio.wait(others, timeout=ENDING_CALLS_S)
+        await self._client.close()
 
     @property
     def settings(self) -> Settings:
@@ -697,7 +716,7 @@ class Client:
             coroutine.close()
             msg = "this client is closed"
             raise StoreUnavailable(msg)
-        future = asyncio.run_coroutine_threadsafe(coroutine, self._loop)
+        future = asyncio.run_coroutine_threadsafe(self._tracked(coroutine), self._loop)
         try:
             return future.result()
         except BaseException:
@@ -709,6 +728,7 @@ class Client:
         other = object.__new__(Client)
         other._loop, other._thread = self._loop, self._thread
         other._client = self._client.for_owner(owner)
+        other._calls = self._calls
         other._owns_loop = False
         return other
 
@@ -804,7 +824,7 @@ class Client:
         """Close the connections. Children live on."""
         if not self._owns_loop:
             return
-        self.call(self._client.close())
+        self.call(self._end())
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()
         self._loop.close()

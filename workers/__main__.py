@@ -10,6 +10,7 @@ from dsh_tasks.errors import DshTasksError
 from dsh_tasks.settings import load
 from dsh_tasks.store.locate import located
 from workers.app import build, serve, worker_name
+from workers.start_checks import check_server
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -26,6 +27,7 @@ def main(argv: list[str] | None = None) -> int:
     )
     try:
         settings = located(load())
+        check_server(settings)
         host = build(settings)
     except DshTasksError as error:
         print(f"dsh-tasks worker: {error.message}", file=sys.stderr)

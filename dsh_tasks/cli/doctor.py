@@ -14,13 +14,13 @@ from rich.text import Text
 
 from dsh_tasks.cli import checks
 from dsh_tasks.cli.border import DONE, FAILED, AsJson, awaited, emit, say
-from dsh_tasks.cli.checks import Finding, Grade, ServerFacts, fail, ok
 from dsh_tasks.cli.render import counted, is_terminal
 from dsh_tasks.config import load_config
 from dsh_tasks.errors import ConfigRefused, StoreUnavailable
 from dsh_tasks.queue import make_app
 from dsh_tasks.settings import Settings, load
 from dsh_tasks.store import Link, connect, masked
+from dsh_tasks.store.fitness import Finding, Grade, ServerFacts, fail, ok, server_findings
 from dsh_tasks.store.locate import located, recall, state_file
 from dsh_tasks.store.scripts import NAMES
 from dsh_tasks.store.scripts import load as load_script
@@ -95,7 +95,7 @@ def _server_findings(settings: Settings) -> Iterator[Finding]:
     running = recall()
     found = f" (found by {state_file()})" if running and running.redis_url == settings.redis_url else ""
     yield ok(SERVER, f"{where} answers in {(time.monotonic() - started_s) * 1000:.0f} ms{found}")
-    yield from checks.server_findings(facts)
+    yield from server_findings(facts)
     yield ok("prefix and queue", f"{settings.prefix!r}, {settings.queue!r}")
     yield _scripts_finding(settings)
     yield from _queue_findings(settings)

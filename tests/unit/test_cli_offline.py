@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from dsh_tasks import format as log_format
-from dsh_tasks.cli.checks import (
+from dsh_tasks.store.fitness import (
     ServerFacts,
     durability_finding,
     eviction_finding,
