@@ -49,6 +49,11 @@ _REQUIRED = ("version", "id", "createdAt", "isSeeded", "delegationDepth")
 def read(path: str | Path) -> Session:
     """The log in the file at `path`, plain or zstd, v4 or v0. Raises SessionRefused."""
     try:
+        # A device or a pipe could be read without end.
+        if not Path(path).is_file():
+            raise SessionRefused("there is no such file")
+        if Path(path).stat().st_size > MAX_LOG_BYTES:
+            raise SessionRefused(f"the log is larger than {MAX_LOG_BYTES} bytes")
         data = Path(path).read_bytes()
     except (OSError, ValueError) as error:
         raise SessionRefused(f"the file cannot be read ({type(error).__name__})") from None

@@ -50,6 +50,8 @@ def convert(head: Row, lines: Iterator[Row]) -> tuple[Header, Iterator[Line]]:
         raise SessionRefused("the header's seedLength is not a whole number from 0", line=1)
     cwd = head.get("cwd")
     rows = list(_numbered(lines))
+    if seed_length and seed_length > (rows[-1][1] + 1 if rows else 0):
+        raise SessionRefused("the header's seedLength lies behind the last row", line=1)
     return (
         header(head, is_seeded=bool(seed_length), cwd=cwd if is_absolute(cwd) else None),
         _Rows(seed_length, first_system(row for _, _, row in rows)).converted(_stepped(rows)),

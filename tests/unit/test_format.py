@@ -300,6 +300,7 @@ def test_a_seeded_log_needs_its_marker_and_another_has_none() -> None:
         b'{"type":"session","version":0}\n',
         b'{"type":"session","version":0,"id":"x","createdAt":0}\n{"type":"turn/start"}\n',
         b'{"type":"session","version":0,"id":"x","createdAt":0,"seedLength":"4"}\n',
+        b'{"type":"session","version":0,"id":"x","createdAt":0,"seedLength":4}\n',
     ],
 )
 def test_bytes_that_are_no_log_are_refused_by_type(data: bytes) -> None:
@@ -320,7 +321,7 @@ def test_a_file_that_unpacks_without_end_is_refused(monkeypatch: pytest.MonkeyPa
 
 
 def test_a_file_that_is_not_there_is_refused_by_type(tmp_path: Path) -> None:
-    for path in (tmp_path / "none", tmp_path, Path("a\x00b")):
+    for path in (tmp_path / "none", tmp_path, Path("a\x00b"), Path("/dev/zero")):
         with pytest.raises(SessionRefused):
             log_format.read(path)
 

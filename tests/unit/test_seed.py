@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import json
 from typing import Any
 
 import pytest
+import zstandard
 
 from dsh_tasks import format as log_format
 from dsh_tasks import seed, surface
@@ -322,6 +324,22 @@ def test_a_call_without_a_result_is_answered_in_the_seed() -> None:
     assert surface.messages(made.events) == surface.messages(log.events)
 
 
+def test_a_result_without_its_call_is_not_inherited() -> None:
+    """The harness' route refuses such a request (seen: 'tool result has no matching call')."""
+    writer = LogWriter(bookkeeping=False)
+    asked = writer.open_turn("question")
+    (block,) = writer.calls(1)
+    answered = writer.assistant(block)
+    writer.result(writer.call(block), block, "orphan")
+    writer.compact("summary", first=asked, last=answered)
+    writer.assistant(text("answer"))
+    writer.close_turn()
+    made = seed.cut(writer.session)
+    assert made.form == "folded"
+    assert words(made) == ["summary", "answer"]
+    assert "orphan" not in str(made.events)
+
+
 def test_a_message_about_tools_takes_the_header_that_it_names_along() -> None:
     writer = LogWriter()
     writer.open_turn("one")
@@ -425,6 +443,22 @@ def test_a_chunk_that_is_not_what_its_digest_says_is_refused(damage: Any) -> Non
         seed.decode(made.manifest, lambda _digest: damage(made.chunks[0].data))
 
 
+def test_a_chunk_with_other_words_of_the_same_length_is_refused() -> None:
+    made = seed.cut(a_log(1))
+    raw = zstandard.decompress(made.chunks[0].data).replace(b"answer 1", b"answer 2")
+    with pytest.raises(SeedRefused):
+        seed.decode(made.manifest, lambda _digest: zstandard.compress(raw))
+
+
+def test_a_head_that_no_step_opens_for_is_refused() -> None:
+    made = seed.window(a_log(2), 1)
+    value = json.loads(made.manifest)
+    value["head"] += 1
+    stored = {chunk.digest: chunk.data for chunk in made.chunks}
+    with pytest.raises(SeedRefused):
+        seed.decode(json.dumps(value).encode(), stored.__getitem__)
+
+
 @pytest.mark.parametrize(
     "manifest",
     [
@@ -457,6 +491,17 @@ def test_a_log_made_by_hand_is_checked_before_it_is_frozen() -> None:
         seed.cut(Session(log.header, tuple(rows)))
     assert caught.value.facts["seq"] == bad.seq
     assert caught.value.facts["type"] == "step/start"
+
+
+@pytest.mark.parametrize("content", ["text", [{"type": "text"}], [{}], None])
+def test_a_message_made_by_hand_is_checked_before_it_is_frozen(content: Any) -> None:
+    log = a_log(2)
+    rows = list(log.events)
+    bad = [event for event in rows if event.type == "user/message"][1]
+    rows[bad.seq] = dataclasses.replace(bad, data={**bad.data, "content": content})
+    with pytest.raises(SeedRefused) as caught:
+        seed.window(Session(log.header, tuple(rows)), 1)
+    assert caught.value.facts["seq"] == bad.seq
 
 
 def test_a_value_without_json_is_refused_by_seq_and_type() -> None:
