@@ -556,12 +556,22 @@ def test_a_hand_back_passes_as_a_cancellation() -> None:
         asyncio.run(stopped(run, StopReason.HAND_BACK, lambda: "tool:block" in run.activities))
 
 
-def test_a_write_that_was_accepted_while_the_kill_came_is_not_written_again() -> None:
+@pytest.mark.parametrize("stops", [[StopReason.KILL], [StopReason.HAND_BACK, StopReason.KILL]])
+def test_a_write_that_was_accepted_while_the_kill_came_is_not_written_again(stops: list[StopReason]) -> None:
     run = FakeRun(a_child("hello"))
-    run.on_append = lambda kinds: run.stop(StopReason.KILL)
+    run.on_append = lambda kinds: [run.stop(reason) for reason in stops]
     outcome = asyncio.run(killed_in_append(run))
     assert outcome.status is Status.KILLED
     assert [row["type"] for row in outcome.rows] == ["step/end", "turn/end"]
+
+
+def test_a_result_that_was_accepted_while_the_kill_came_stands() -> None:
+    calls = json.dumps([{"tool": "block"}, {"tool": "echo", "arguments": {"text": "x"}}])
+    run = FakeRun(a_child(f"!calls {calls}"), [a_tool("block", for_ever), a_tool()])
+    run.on_append = lambda kinds: run.stop(StopReason.KILL) if kinds == ["tool/result"] else None
+    outcome = asyncio.run(killed_in_append(run))
+    assert [row["type"] for row in outcome.rows] == ["tool/result", "step/end", "turn/end"]
+    assert run.row("tool/result", 0)["message"]["content"][0]["text"] == "x"
 
 
 async def killed_in_append(run: FakeRun) -> Outcome:

@@ -126,7 +126,7 @@ class Shown:
         words = r"\s+".join(re.escape(word) for word in noun.split())
         sentence = re.compile(rf"\bthe\s+{words}\s+is\s+([^\n]+?)\.(?=[\s\"'\\)]|$)", re.IGNORECASE)
         for text in reversed(self.texts):
-            found = sentence.findall(_QUESTION.sub(" ", text))
+            found = sentence.findall(text)
             if found:
                 return str(found[-1])
         return None

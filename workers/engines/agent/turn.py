@@ -8,6 +8,7 @@ offline child costs a fifth of what `Agent.iter` takes.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Coroutine, Iterator, Mapping, Sequence
 from dataclasses import astuple, dataclass, replace
 from itertools import groupby
@@ -215,15 +216,16 @@ class Turn:
 
     async def _write(self, rows: Sequence[Row]) -> None:
         """Write rows durably, and know after a cancellation whether they were accepted."""
-        writing = asyncio.ensure_future(self._run.append(rows))
+        writing = asyncio.ensure_future(self._store(rows))
         try:
             await asyncio.shield(writing)
         except asyncio.CancelledError:
-            await asyncio.wait({writing}, timeout=WRITE_GRACE_S)
-            if writing.done() and not writing.cancelled() and writing.exception() is None:
-                self._accept(rows)
+            await ended(writing, within_s=WRITE_GRACE_S)
             writing.cancel()
             raise
+
+    async def _store(self, rows: Sequence[Row]) -> None:
+        await self._run.append(rows)
         self._accept(rows)
 
     def _accept(self, rows: Sequence[Row]) -> None:
@@ -303,10 +305,21 @@ async def together(runs: Sequence[Coroutine[Any, Any, None]]) -> None:
     if len(runs) == 1:
         await runs[0]
         return
-    tasks = [asyncio.ensure_future(one) for one in runs]
+    tasks = [asyncio.create_task(one) for one in runs]
     try:
         await asyncio.gather(*tasks)
     finally:
         for task in tasks:
-            task.cancel()
+            # A second cancellation would cut short what the first one lets a task finish.
+            if not task.cancelling():
+                task.cancel()
         await asyncio.wait(tasks)
+
+
+async def ended(task: asyncio.Future[None], *, within_s: float) -> None:
+    """Wait until a task has ended, whatever is cancelled meanwhile."""
+    loop = asyncio.get_running_loop()
+    until_s = loop.time() + within_s
+    while not task.done() and loop.time() < until_s:
+        with contextlib.suppress(asyncio.CancelledError):
+            await asyncio.wait({task}, timeout=until_s - loop.time())
