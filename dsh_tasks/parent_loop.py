@@ -73,7 +73,9 @@ class SessionLog:
 class ParentLoop:
     """Speaks for one session: turns, notices, wakes. Use it as `async with`."""
 
-    def __init__(self, client: AsyncClient, log: SessionLog) -> None:
+    def __init__(self, client: AsyncClient, log: SessionLog, *, system: str = "") -> None:
+        """`system` is the parent's system text, written as the first message of a new log."""
+        self.system = system
         self.client = client.for_owner(log.header.id)
         self.log = log
         self.budget = WakeBudget(self.client.settings.max_consecutive_wakes)
@@ -98,7 +100,7 @@ class ParentLoop:
         await inbox.speak(self._token)
         self._renewing = asyncio.create_task(self._renew())
         if self._open:
-            self._close_turn("interrupted")
+            self._close_interrupted()
         await inbox.acknowledge(self._told(), token=self._token)
         return self
 
@@ -161,7 +163,7 @@ class ParentLoop:
             self._step += 1
             self.log.append([{"type": "step/start", "data": self._frame}])
             if opening:
-                self.log.append(opening)
+                self.log.append([*self._system(), *opening])
                 opening = []
             await self.border()
             reply = await agent(self)
@@ -171,6 +173,20 @@ class ParentLoop:
         self._close_turn("completed")
         return reply
 
+    def _system(self) -> list[dict[str, Any]]:
+        """A log's first message is the system's: the harness cannot add one behind others later."""
+        if any(event.surface_op is not None for event in self.log.events):
+            return []
+        message = {
+            "role": "system",
+            "content": [{"type": "text", "text": self.system}] if self.system else [],
+            "source": {"kind": "system-prompt"},
+            "id": str(uuid.uuid4()),
+        }
+        return [
+            {"type": "system/message", "data": {**self._frame, "message": message}, "surfaceOp": "append"}
+        ]
+
     @property
     def _frame(self) -> dict[str, int]:
         return {"turn": self._turn, "step": self._step}
@@ -178,6 +194,16 @@ class ParentLoop:
     def _close_turn(self, reason: str) -> None:
         self.log.append([{"type": "turn/end", "data": {"turn": self._turn, "reason": {"kind": reason}}}])
         self._open = False
+
+    def _close_interrupted(self) -> None:
+        """What a crash left open: its step first, else no reader takes the log again."""
+        for event in reversed(self.log.events):
+            if event.type in ("step/end", "turn/start"):
+                break
+            if event.type == "step/start":
+                self.log.append([{"type": "step/end", "data": dict(event.data)}])
+                break
+        self._close_turn("interrupted")
 
     async def border(self) -> tuple[Notice, ...]:
         """Take what ended, write it into the log as one message, acknowledge it. Call it between steps."""
