@@ -52,7 +52,7 @@ class AgentEngine:
         """See Engine."""
         child = run.child
         try:
-            model = self._models.resolve(child.policy, child.model)
+            model = await self._models.ready(child.policy, child.model)
             tools = narrowed([*self._tools, *run.tools], child.policy.tool_filter)
         except DshTasksError as error:
             return refused(run, error)

@@ -6,6 +6,7 @@ key is in the environment, `DEEPSEEK_API_KEY`, else the offline model.
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import os
 from collections.abc import Mapping
@@ -117,6 +118,19 @@ class Models:
     def __init__(self) -> None:
         self._models: dict[str, ResolvedModel] = {}
         self._providers: dict[str, Provider[Any]] = {}
+        self._making = asyncio.Lock()
+
+    async def ready(self, policy: Policy, operator_model: str | None) -> ResolvedModel:
+        """The same as `resolve`, with a new route made off the loop.
+
+        A provider's package takes a second or more to import; on the loop that stops every child of the
+        process, and a stop of two thirds of the lease ends the process.
+        """
+        name, _ = route_name(policy, operator_model)
+        if name in self._models:
+            return self._models[name]
+        async with self._making:
+            return await asyncio.to_thread(self.resolve, policy, operator_model)
 
     def resolve(self, policy: Policy, operator_model: str | None) -> ResolvedModel:
         """The model for a child. Raises OptionRefused where the name or its key does not hold."""
