@@ -74,6 +74,9 @@ class FakeRun:
         kinds = [row["type"] for row in rows]
         self.appends.append(kinds)
         self.on_append(kinds)
+        for _ in range(5):
+            # The reply is on its way: what is written is stored, and its writer does not know yet.
+            await asyncio.sleep(0)
 
     def _keep(self, rows: Iterable[Mapping[str, Any]]) -> None:
         for row in rows:
