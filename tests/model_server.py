@@ -182,7 +182,9 @@ class ModelServer:
         finally:
             self.active -= 1
 
-    async def _reply(self, request: Request, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> bool:
+    async def _reply(
+        self, request: Request, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+    ) -> bool:
         fault = next(faults_of(request), None)
         if fault is not None:
             self.faults.append(f"request {request.number}: {fault}")
@@ -244,7 +246,12 @@ def _deltas(reply: Reply) -> Iterator[dict[str, Any]]:
     for place, (name, arguments) in enumerate(reply.tools):
         text = arguments if isinstance(arguments, str) else json.dumps(arguments)
         call_id = f"call-{name}-{place}" if reply.call_ids is None else reply.call_ids[place]
-        call = {"index": place, "id": call_id, "type": "function", "function": {"name": name, "arguments": text}}
+        call = {
+            "index": place,
+            "id": call_id,
+            "type": "function",
+            "function": {"name": name, "arguments": text},
+        }
         yield {"delta": {**first, "tool_calls": [call]}}
     yield {"delta": {}, "finish_reason": reply.finish or ("tool_calls" if reply.tools else "stop")}
 

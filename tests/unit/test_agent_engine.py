@@ -110,7 +110,9 @@ def test_the_request_is_the_fold_of_the_seed_and_then_the_prompt(model: ModelSer
 
 def test_each_later_request_is_the_fold_of_the_log_so_far(model: ModelServer) -> None:
     model.answer = in_order(
-        Reply("one moment", tools=[("echo", {"text": "x"}), ("echo", {"text": "y"})]), Reply("", tools=[("echo", {})]), Reply()
+        Reply("one moment", tools=[("echo", {"text": "x"}), ("echo", {"text": "y"})]),
+        Reply("", tools=[("echo", {})]),
+        Reply(),
     )
     _, run = run_child(AgentEngine(), http_child("go", seed=a_parent_log()), [a_tool()])
     answers = [row.seq for row in run.session.events if row.type == "assistant/message"][-3:]
@@ -151,7 +153,9 @@ def test_the_token_limit_of_the_start_reaches_the_model_and_the_log(model: Model
 
 
 def test_tools_are_shown_with_their_schemas_and_logged(model: ModelServer) -> None:
-    tool = ChildTool("look", "Looks.", {"type": "object", "properties": {"at": {"type": "string"}}}, a_tool().call)
+    tool = ChildTool(
+        "look", "Looks.", {"type": "object", "properties": {"at": {"type": "string"}}}, a_tool().call
+    )
     _, run = run_child(AgentEngine(), http_child(), [tool])
     function = model.requests[0].body["tools"][0]["function"]
     assert (function["name"], function["description"]) == ("look", "Looks.")
@@ -175,14 +179,21 @@ def test_reasoning_goes_back_to_its_provider_with_the_answer_and_to_no_other(mod
 
 def test_calls_and_results_are_paired_whatever_a_history_holds() -> None:
     def tool(call: str) -> dict[str, Any]:
-        return {"role": "tool", "toolCallId": call, "content": [{"type": "text", "text": call}], "isError": False}
+        return {
+            "role": "tool",
+            "toolCallId": call,
+            "content": [{"type": "text", "text": call}],
+            "isError": False,
+        }
 
     def call(*ids: str) -> dict[str, Any]:
         blocks = [{"type": "tool-call", "id": one, "name": "t", "arguments": "{}"} for one in ids]
         return {"role": "assistant", "content": blocks, "source": {"kind": "model"}}
 
     user = {"role": "user", "content": [{"type": "text", "text": "u"}]}
-    made = history([user, call("a", "b"), tool("b"), tool("z"), user, call("a"), tool("a"), call("c")], provider="p")
+    made = history(
+        [user, call("a", "b"), tool("b"), tool("z"), user, call("a"), tool("a"), call("c")], provider="p"
+    )
     assert [[(part.part_kind, getattr(part, "tool_call_id", "")) for part in one.parts] for one in made] == [
         [("user-prompt", "")],
         [("tool-call", "a"), ("tool-call", "b")],
@@ -245,7 +256,9 @@ def test_results_are_written_as_they_come_and_sent_in_that_order(model: ModelSer
     run = FakeRun(http_child(), [a_tool("slow", slow), a_tool("fast", lambda arguments: "fast")])
     run.on_append = lambda kinds: released.set() if kinds == ["tool/result"] else None
     asyncio.run(play(AgentEngine(), run))
-    results = [row["data"]["message"]["content"][0]["text"] for row in run.rows if row["type"] == "tool/result"]
+    results = [
+        row["data"]["message"]["content"][0]["text"] for row in run.rows if row["type"] == "tool/result"
+    ]
     assert results == ["fast", "slow"]
     assert model.requests[1].results == ["fast", "slow"]
 
@@ -277,7 +290,10 @@ def test_arguments_that_are_no_json_object_are_told_and_kept_verbatim(model: Mod
     model.answer = in_order(Reply("", tools=[("echo", '{"text": '), ("echo", "[1]")]), Reply())
     _, run = run_child(AgentEngine(), http_child(), [a_tool()])
     assert model.requests[1].results == ["Error: the arguments are not a JSON object"] * 2
-    assert [row["data"]["arguments"] for row in run.rows if row["type"] == "tool/call"] == ['{"text": ', "[1]"]
+    assert [row["data"]["arguments"] for row in run.rows if row["type"] == "tool/call"] == [
+        '{"text": ',
+        "[1]",
+    ]
 
 
 def test_call_ids_that_repeat_within_an_answer_are_told_apart(model: ModelServer) -> None:
@@ -364,7 +380,11 @@ def test_an_invalid_value_is_told_with_its_violations_and_can_be_mended() -> Non
 
 def test_a_model_that_gives_no_valid_value_is_stopped() -> None:
     outcome, _ = wanting("\n".join([value_call({})] * (MAX_INVALID + 3)))
-    assert (outcome.status, outcome.cause, outcome.usage.model_calls) == (Status.FAILED, Cause.SCHEMA, MAX_INVALID)
+    assert (outcome.status, outcome.cause, outcome.usage.model_calls) == (
+        Status.FAILED,
+        Cause.SCHEMA,
+        MAX_INVALID,
+    )
 
 
 def test_a_child_that_ends_without_its_value_has_failed() -> None:
@@ -387,7 +407,11 @@ def test_calls_before_the_value_stand_and_calls_after_it_are_refused() -> None:
 
 
 def test_the_tool_and_its_instruction_exist_only_where_they_are_asked_for(model: ModelServer) -> None:
-    model.answer = in_order(Reply("", tools=[("structured_output", {"n": 1})]), Reply(), Reply("", tools=[("structured_output", {"n": 1})]))
+    model.answer = in_order(
+        Reply("", tools=[("structured_output", {"n": 1})]),
+        Reply(),
+        Reply("", tools=[("structured_output", {"n": 1})]),
+    )
     plain, _ = run_child(AgentEngine(), http_child())
     assert (plain.status, plain.has_structured) == (Status.COMPLETED, False)
     assert model.requests[0].tool_names == []
@@ -455,7 +479,11 @@ def test_calls_of_an_answer_that_was_cut_off_do_not_run(model: ModelServer) -> N
 
 @pytest.mark.parametrize(
     ("status", "words"),
-    [(400, "failed (HTTP 400)"), (401, "refused the key (HTTP 401)"), (404, "is not known to its provider (HTTP 404)")],
+    [
+        (400, "failed (HTTP 400)"),
+        (401, "refused the key (HTTP 401)"),
+        (404, "is not known to its provider (HTTP 404)"),
+    ],
 )
 def test_a_refused_request_fails_with_a_detail_that_tells_no_content(
     model: ModelServer, status: int, words: str
@@ -480,7 +508,9 @@ def test_a_model_that_cannot_be_reached_fails_the_child(monkeypatch: pytest.Monk
     assert "127.0.0.1" not in outcome.detail
 
 
-def test_a_text_before_a_tool_is_no_answer_over_a_later_one_and_stays_where_none_follows(model: ModelServer) -> None:
+def test_a_text_before_a_tool_is_no_answer_over_a_later_one_and_stays_where_none_follows(
+    model: ModelServer,
+) -> None:
     model.answer = in_order(Reply("early", tools=[("echo", {})]), Reply(""))
     outcome, _ = run_child(AgentEngine(), http_child(), [a_tool()])
     assert (outcome.status, outcome.output) == (Status.COMPLETED, "early")
@@ -489,7 +519,9 @@ def test_a_text_before_a_tool_is_no_answer_over_a_later_one_and_stays_where_none
 # -- kill, hand-back, lost leases -------------------------------------------------------------------
 
 
-async def stopped(run: FakeRun, reason: StopReason, when: Callable[[], bool], engine: AgentEngine | None = None) -> Outcome:
+async def stopped(
+    run: FakeRun, reason: StopReason, when: Callable[[], bool], engine: AgentEngine | None = None
+) -> Outcome:
     """Run until `when`, then stop it as a runner does."""
     run.task = asyncio.ensure_future((engine or AgentEngine()).run(run))
     async with asyncio.timeout(20):
@@ -628,12 +660,18 @@ def test_no_call_is_left_running_when_one_beside_it_is_fenced() -> None:
     assert ended == ["beside"]
 
 
-def test_the_next_attempt_sees_the_interrupted_turn_closed_and_gets_the_prompt_again(model: ModelServer) -> None:
-    model.answer = in_order(Reply("looking", tools=[("echo", {})]), Reply("half", blocks=True), Reply("whole"))
+def test_the_next_attempt_sees_the_interrupted_turn_closed_and_gets_the_prompt_again(
+    model: ModelServer,
+) -> None:
+    model.answer = in_order(
+        Reply("looking", tools=[("echo", {})]), Reply("half", blocks=True), Reply("whole")
+    )
     seed = a_parent_log()
     first = FakeRun(http_child("do it", seed=seed, persona="You are Q."), [a_tool()])
     with pytest.raises(asyncio.CancelledError):
-        asyncio.run(stopped(first, StopReason.HAND_BACK, lambda: model.active == 1 and len(model.requests) == 2))
+        asyncio.run(
+            stopped(first, StopReason.HAND_BACK, lambda: model.active == 1 and len(model.requests) == 2)
+        )
     second = FakeRun(next_attempt(first.child, first.own), [a_tool()])
     outcome = asyncio.run(play(AgentEngine(), second))
     assert (outcome.status, outcome.output) == (Status.COMPLETED, "whole")
@@ -776,7 +814,8 @@ def test_half_a_route_with_nothing_to_inherit_is_refused(options: dict[str, Any]
 
 
 @pytest.mark.parametrize(
-    ("name", "why"), [("nonsense", "is no model"), ("nobody:m", "is no model"), ("deepseek:m", "DEEPSEEK_API_KEY")]
+    ("name", "why"),
+    [("nonsense", "is no model"), ("nobody:m", "is no model"), ("deepseek:m", "DEEPSEEK_API_KEY")],
 )
 def test_a_model_that_cannot_be_had_fails_the_child_with_the_reason(
     name: str, why: str, monkeypatch: pytest.MonkeyPatch
@@ -792,7 +831,9 @@ def test_children_of_one_route_share_one_model(model: ModelServer) -> None:
     models = Models()
     one = models.resolve(Policy(), MODEL)
     assert models.resolve(Policy(), MODEL) is one
-    assert models.resolve(Policy(agent_options={"model": "other"}), MODEL).model.provider is one.model.provider
+    assert (
+        models.resolve(Policy(agent_options={"model": "other"}), MODEL).model.provider is one.model.provider
+    )
 
 
 def test_a_seed_is_turned_into_messages_once_for_children_that_open_together() -> None:
@@ -828,7 +869,9 @@ def test_a_hundred_children_share_a_second_of_the_model(model: ModelServer) -> N
 
     async def many() -> list[Outcome]:
         engine = AgentEngine()
-        return list(await asyncio.gather(*(play(engine, FakeRun(http_child(f"child {n}"))) for n in range(100))))
+        return list(
+            await asyncio.gather(*(play(engine, FakeRun(http_child(f"child {n}"))) for n in range(100)))
+        )
 
     assert {outcome.status for outcome in asyncio.run(many())} == {Status.COMPLETED}
     assert model.peak == 100

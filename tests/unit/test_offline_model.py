@@ -8,6 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from pydantic_ai import Agent
 from pydantic_ai.messages import ModelRequest, ModelResponse, SystemPromptPart, TextPart, UserPromptPart
 
@@ -33,7 +35,10 @@ def answered(prompt: str, **given: Any) -> str:
         ('He wrote: "The port is 80." What is the port?', "The port is 80."),
         ("The a is 1. The b is 2.\nWhat is the a? What is the b?", "The a is 1.\nThe b is 2."),
         ("What is the codeword?", "I cannot know the codeword, because nothing I was shown says so."),
-        ("The other is X. What is the codeword?", "I cannot know the codeword, because nothing I was shown says so."),
+        (
+            "The other is X. What is the codeword?",
+            "I cannot know the codeword, because nothing I was shown says so.",
+        ),
     ],
 )
 def test_a_question_is_answered_from_the_last_sentence_that_says_so(prompt: str, answer: str) -> None:
@@ -74,7 +79,9 @@ def test_directives_run_in_order_one_model_step_for_each_line_that_calls() -> No
     outcome, run = run_child(AgentEngine(), a_child(prompt), [a_tool()])
     assert outcome.output == "third\necho said: a\necho said: b"
     assert outcome.usage.model_calls == 3
-    texts = [row["data"]["message"]["content"][0]["text"] for row in run.rows if row["type"] == "assistant/message"]
+    texts = [
+        row["data"]["message"]["content"][0]["text"] for row in run.rows if row["type"] == "assistant/message"
+    ]
     assert texts[:2] == ["first", "second"]
 
 
@@ -109,7 +116,9 @@ def test_the_placeholder_is_the_last_task_that_this_turn_started() -> None:
         a_tool("subagent", lambda arguments: f"started background subagent task {task}"),
         a_tool("task_output", lambda arguments: seen.append(dict(arguments)) or "ok"),
     ]
-    prompt = '!call subagent {"prompt": "$task stays"}\n!call task_output {"task_id": "$task", "ids": ["$task"]}'
+    prompt = (
+        '!call subagent {"prompt": "$task stays"}\n!call task_output {"task_id": "$task", "ids": ["$task"]}'
+    )
     run_child(AgentEngine(), a_child(prompt), tools)
     assert seen == [{"task_id": task, "ids": [task]}]
 
@@ -157,7 +166,16 @@ def test_a_wait_streams_a_word_at_once_and_is_killed_in_its_middle() -> None:
 
 @pytest.mark.parametrize(
     "line",
-    ["!wait soon", "!wait -1", "!stream x", "!call", "!call echo {bad", '!call echo ["x"]', "!calls []", "!calls {}"],
+    [
+        "!wait soon",
+        "!wait -1",
+        "!stream x",
+        "!call",
+        "!call echo {bad",
+        '!call echo ["x"]',
+        "!calls []",
+        "!calls {}",
+    ],
 )
 def test_a_directive_that_is_not_written_right_is_told_in_words(line: str) -> None:
     assert answered(line).startswith(f"(offline: the directive {line.split()[0]} is not written as")
@@ -166,6 +184,40 @@ def test_a_directive_that_is_not_written_right_is_told_in_words(line: str) -> No
 def test_lines_that_are_no_directive_are_plain_text() -> None:
     program = parse("!important: read\n  !say indented\nplain")
     assert (program.directives, program.plain) == ((Say("indented"),), "!important: read\nplain")
+
+
+@settings(max_examples=200, deadline=None)
+@given(
+    st.lists(
+        st.sampled_from(
+            [
+                "!say",
+                "!call",
+                "!calls",
+                "!delegate",
+                "!stream",
+                "!wait 0",
+                "What is the",
+                "The",
+                "is",
+                "?",
+                ".",
+                "x",
+                "{}",
+                "[",
+                "$task",
+                '"a":',
+                "\n",
+                "\ud800",
+                "\x00",
+            ]
+        ),
+        max_size=12,
+    )
+)
+def test_no_prompt_breaks_it(words: list[str]) -> None:
+    outcome, _ = run_child(AgentEngine(), a_child(" ".join(words)), [a_tool()])
+    assert outcome.status is Status.COMPLETED
 
 
 def test_it_counts_every_message_that_it_was_shown() -> None:

@@ -114,7 +114,9 @@ def test_a_system_text_that_cannot_stand_first_is_kept_in_a_row_that_no_model_se
 def test_a_turn_ends_with_its_reason_whatever_is_open(kind: str) -> None:
     transcript = a_transcript()
     transcript.accept(transcript.opening())
-    transcript.accept(transcript.answer([{"type": "text", "text": "yes"}, call_block("c1"), call_block("c2")], ROUTE))
+    transcript.accept(
+        transcript.answer([{"type": "text", "text": "yes"}, call_block("c1"), call_block("c2")], ROUTE)
+    )
     transcript.accept(transcript.calls([("c1", "echo", "{}")]))
     rows = transcript.end(kind, error={"message": "m", "code": "C"} if kind == "error" else None)
     assert [row["type"] for row in rows] == ["tool/result", "tool/result", "step/end", "turn/end"]
@@ -173,7 +175,11 @@ def test_the_third_attempt_follows_the_second_as_the_second_the_first() -> None:
         child = next_attempt(child, [Event.from_row(row) for row in transcript.rows])
     transcript.accept(transcript.end("completed"))
     check_log(written(transcript))
-    assert [turn.reason for turn in written(transcript).turns()] == ["interrupted", "interrupted", "completed"]
+    assert [turn.reason for turn in written(transcript).turns()] == [
+        "interrupted",
+        "interrupted",
+        "completed",
+    ]
 
 
 def answers(*contents: list[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -181,7 +187,11 @@ def answers(*contents: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def test_the_output_is_the_last_own_message_that_holds_text() -> None:
-    said = [{"type": "text", "text": "one "}, {"type": "reasoning", "text": "hm"}, {"type": "text", "text": "two"}]
+    said = [
+        {"type": "text", "text": "one "},
+        {"type": "reasoning", "text": "hm"},
+        {"type": "text", "text": "two"},
+    ]
     assert own_text(answers([{"type": "text", "text": "early"}], said, [call_block("c")])) == "one two"
     assert own_text(answers(said, [])) == "one two"
     assert own_text(answers(said, [{"type": "text", "text": " \n"}])) == "one two"
@@ -204,7 +214,11 @@ def test_the_scripted_engine_gives_its_replies_in_order_and_keeps_the_last() -> 
     engine = ScriptedEngine(["one", RuntimeError("broken"), "three"])
     outcomes = [run_child(engine, a_child())[0] for _ in range(4)]
     assert [outcome.output for outcome in outcomes] == ["one", "", "three", "three"]
-    assert (outcomes[1].status, outcomes[1].cause, outcomes[1].detail) == (Status.FAILED, Cause.ERROR, "broken")
+    assert (outcomes[1].status, outcomes[1].cause, outcomes[1].detail) == (
+        Status.FAILED,
+        Cause.ERROR,
+        "broken",
+    )
 
 
 def test_a_seed_of_this_projects_own_turns_is_a_valid_log() -> None:

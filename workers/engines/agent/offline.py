@@ -50,7 +50,7 @@ from workers.engines.agent.directives import (
 
 NAME = "offline"
 
-_QUESTION = re.compile(r"\bwhat is the ([^?\n]{1,200})\?", re.IGNORECASE)
+_QUESTION = re.compile(r"\bwhat is the\s+([^\s?][^?\n]{0,199})\?", re.IGNORECASE)
 _TASK_ID = re.compile(r"\bsubagent-[0-9a-f]{32}\b")
 _WORDS_AT_ONCE = 50
 
@@ -125,8 +125,10 @@ class Shown:
         """The value in the last sentence `The <noun> is <value>.`; None where there is none."""
         words = r"\s+".join(re.escape(word) for word in noun.split())
         sentence = re.compile(rf"\bthe\s+{words}\s+is\s+([^\n]+?)\.(?=[\s\"'\\)]|$)", re.IGNORECASE)
+        last = noun.rsplit(maxsplit=1)[-1].lower()
         for text in reversed(self.texts):
-            found = sentence.findall(text)
+            # The pattern alone takes 30 ms for a history of two thousand turns.
+            found = sentence.findall(text) if last in text.lower() else []
             if found:
                 return str(found[-1])
         return None
