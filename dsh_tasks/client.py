@@ -20,7 +20,9 @@ from types import TracebackType
 from typing import Any, Literal, Protocol, Self, TypeVar
 
 from celery import Celery
+from pydantic_core import PydanticSerializationError
 
+from dsh_tasks.cancellation import to_the_end
 from dsh_tasks.errors import (
     DshTasksError,
     KeyConflict,
@@ -62,6 +64,11 @@ UNAVAILABLE_FOR_S = 60.0
 """How long a wait without an end bears a server that does not answer."""
 LARGE_LOG_EVENTS = 2_000
 LIST_MOST = 10_000
+NAME_MAX_BYTES = 1_024
+"""Owners, keys, engines, task ids."""
+LABEL_MAX_BYTES = 4_096
+DEPTH_MOST = 1_000
+COUNT_MOST = 2**40
 ENDING_CALLS_S = 10.0
 """How long closing a client waits for cancelled calls to clean up."""
 UTF8_MASK, UTF8_CONTINUES = 0xC0, 0x80
@@ -140,14 +147,20 @@ class RecordWaiter:
 class Publisher:
     """Publishes messages off the event loop; kombu's producers are synchronous."""
 
-    def __init__(self, app: Celery) -> None:
+    def __init__(self, app: Celery, *, timeout_ms: int) -> None:
         self._app = app
+        self._timeout_s = timeout_ms / 1000
         self._threads = ThreadPoolExecutor(max_workers=4, thread_name_prefix="dsh-publish")
 
     async def publish(self, message: Message) -> None:
         """Send one message. Raises StoreUnavailable."""
         loop = asyncio.get_running_loop()
-        await loop.run_in_executor(self._threads, publish, self._app, message)
+        try:
+            async with asyncio.timeout(self._timeout_s):
+                await loop.run_in_executor(self._threads, publish, self._app, message)
+        except TimeoutError:
+            msg = "the queue did not answer in time"
+            raise StoreUnavailable(msg) from None
 
     def close(self) -> None:
         """Let running publishes end."""
@@ -191,7 +204,8 @@ class AsyncClient:
         self.store = store
         self.settings = store.settings
         self.registry = registry or Registry()
-        self.owner = owner
+        # An empty name would be the operator.
+        self.owner = None if owner is None else checked_text("owner", owner, NAME_MAX_BYTES)
         self.fence = fence
         self._wakeups = wakeups
         self._publisher = publisher
@@ -217,7 +231,11 @@ class AsyncClient:
         )
         listens = connect(found.redis_url, timeout_ms=found.call_timeout_ms, pool_size=2, listens=True)
         return cls(
-            Store(link, found), Wakeups(listens), Publisher(make_app(found)), registry=registry, owner=owner
+            Store(link, found),
+            Wakeups(listens),
+            Publisher(make_app(found, publishes=True), timeout_ms=found.call_timeout_ms),
+            registry=registry,
+            owner=owner,
         )
 
     async def __aenter__(self) -> Self:
@@ -288,9 +306,16 @@ class AsyncClient:
             output_schema=output_schema,
             max_depth=max_depth,
         )
-        session = owner or self.owner or (parent.header.id if parent is not None else None)
+        session = owner if owner is not None else self.owner
+        if session is None and parent is not None:
+            session = parent.header.id
         if session is None:
             raise OptionRefused("owner", "name the session that starts this child, or give its log as parent")
+        checked_text("owner", session, NAME_MAX_BYTES)
+        checked_text("label", label, LABEL_MAX_BYTES, may_be_empty=True)
+        checked_text("engine", engine or self.settings.engine, NAME_MAX_BYTES)
+        if key is not None:
+            checked_text("key", key, NAME_MAX_BYTES)
         blocks = prompt_blocks(prompt, self.settings.prompt_max_bytes)
         source = self.registry.get(provider)
         self.registry.check_start(provider, policy)
@@ -309,12 +334,12 @@ class AsyncClient:
         new = NewTask(
             id=f"subagent-{secrets.token_hex(16)}",
             owner=session,
-            header_depth=parent.header.delegation_depth if parent is not None else 0,
+            header_depth=depth_of(parent),
             label=label,
             provider=provider,
             engine=engine or self.settings.engine,
             prompt=json.dumps(blocks, ensure_ascii=False),
-            policy=policy.to_json(),
+            policy=policy_text(policy),
             header=json.dumps({"cwd": parent.header.cwd if parent is not None else None}),
             depth_cap=depth_cap(policy, self.settings),
             seed=seed,
@@ -330,11 +355,14 @@ class AsyncClient:
         try:
             return await asyncio.shield(accepting)
         except asyncio.CancelledError:
-            with contextlib.suppress(DshTasksError):
-                accepted = await accepting
-                if not accepted.repeated:
-                    await self.abandon(accepted.task_id)
+            await to_the_end(self._withdraw(accepting))
             raise
+
+    async def _withdraw(self, accepting: asyncio.Future[Accepted]) -> None:
+        with contextlib.suppress(DshTasksError):
+            accepted = await accepting
+            if not accepted.repeated:
+                await self.abandon(accepted.task_id)
 
     async def abandon(self, task_id: str) -> None:
         """The caller that started it was cancelled: kill it. (A worker that leaves keeps it.)"""
@@ -483,6 +511,8 @@ class AsyncClient:
         StoreUnavailable.
         """
         check_page(task_id, None, 0, None)
+        if reason is not None:
+            checked_text("reason", reason, LABEL_MAX_BYTES, may_be_empty=True)
         return await self.store.kill(
             task_id,
             caller=self.caller,
@@ -503,7 +533,7 @@ class AsyncClient:
 
     def inbox(self, session: str | None = None) -> Inbox:
         """The inbox of a session, the client's own by default."""
-        of = session or self.owner
+        of = session if session is not None else self.owner
         if of is None:
             raise OptionRefused("owner", "name the session whose notices you want")
         return Inbox(self.store.link, self.settings, of)
@@ -587,6 +617,39 @@ def resolve_policy(
     return checked(Policy, "policy", given)
 
 
+def policy_text(policy: Policy) -> str:
+    """The policy as the record holds it. Raises OptionRefused where a text in it is no UTF-8."""
+    try:
+        return policy.to_json()
+    except PydanticSerializationError:
+        raise OptionRefused("policy", "a text in it holds half a character (a lone surrogate)") from None
+
+
+def depth_of(parent: Session | None) -> int:
+    """The depth that a log's header states. Raises OptionRefused for what is none."""
+    depth = 0 if parent is None else parent.header.delegation_depth
+    if isinstance(depth, bool) or not isinstance(depth, int) or not 0 <= depth <= DEPTH_MOST:
+        raise OptionRefused(
+            "parent", f"its header's delegationDepth is no whole number from 0 to {DEPTH_MOST}"
+        )
+    return depth
+
+
+def checked_text(option: str, given: Any, most_bytes: int, *, may_be_empty: bool = False) -> str:
+    """`given` where it is a text in UTF-8 of at most `most_bytes`. Raises OptionRefused."""
+    if not isinstance(given, str):
+        raise OptionRefused(option, "it must be a text")
+    if not given.strip() and not may_be_empty:
+        raise OptionRefused(option, "it is empty")
+    try:
+        size = len(given.encode())
+    except UnicodeEncodeError:
+        raise OptionRefused(option, "it holds half a character (a lone surrogate)") from None
+    if size > most_bytes:
+        raise OptionRefused(option, f"{size} bytes of UTF-8, at most {most_bytes}")
+    return given
+
+
 def depth_cap(policy: Policy, settings: Settings) -> int:
     """The smaller of the instance's cap and the operator's, also under `provider-managed`."""
     if policy.max_depth == "provider-managed":
@@ -596,9 +659,7 @@ def depth_cap(policy: Policy, settings: Settings) -> int:
 
 def prompt_blocks(prompt: Prompt, limit_bytes: int) -> list[dict[str, Any]]:
     """The prompt as content blocks, verbatim. Raises OptionRefused, LimitReached."""
-    blocks = [{"type": "text", "text": prompt}] if isinstance(prompt, str) else [dict(b) for b in prompt]
-    if not blocks or any(not isinstance(block.get("type"), str) for block in blocks):
-        raise OptionRefused("prompt", "a text, or a list of content blocks with a type each")
+    blocks = [{"type": "text", "text": prompt}] if isinstance(prompt, str) else _blocks(prompt)
     texts = [block.get("text") for block in blocks if block["type"] == "text"]
     if any(not isinstance(text, str) for text in texts):
         raise OptionRefused("prompt", "a text block holds a text")
@@ -613,6 +674,15 @@ def prompt_blocks(prompt: Prompt, limit_bytes: int) -> list[dict[str, Any]]:
             "prompt_max_bytes", value=size, cap=limit_bytes, way_out="put the material into a file or the log"
         )
     return blocks
+
+
+def _blocks(prompt: Any) -> list[dict[str, Any]]:
+    wrong = OptionRefused("prompt", "a text, or a list of content blocks with a type each")
+    if not isinstance(prompt, Sequence) or isinstance(prompt, bytes) or not prompt:
+        raise wrong
+    if any(not isinstance(block, Mapping) or not isinstance(block.get("type"), str) for block in prompt):
+        raise wrong
+    return [dict(block) for block in prompt]
 
 
 def call_of(blocks: Sequence[Mapping[str, Any]], *, label: str, mode: str, instance: str) -> str:
@@ -635,14 +705,18 @@ def refuse_conflict(accepted: Accepted, call: str) -> None:
 
 def check_page(task_id: str, timeout_ms: float | None, offset: int, limit_bytes: int | None) -> None:
     """Refuse what no read can honour, before any look-up. Raises OptionRefused."""
-    if not task_id or not task_id.strip():
-        raise OptionRefused("task_id", "it is empty")
+    checked_text("task_id", task_id, NAME_MAX_BYTES)
     if timeout_ms is not None and (isinstance(timeout_ms, bool) or not (0 < timeout_ms < float("inf"))):
         raise OptionRefused("timeout_ms", "a positive number of milliseconds")
-    if isinstance(offset, bool) or offset < 0:
+    if not is_count(offset):
         raise OptionRefused("offset", "a whole number of bytes from 0")
-    if limit_bytes is not None and limit_bytes < 1:
+    if limit_bytes is not None and not (is_count(limit_bytes) and limit_bytes > 0):
         raise OptionRefused("limit_bytes", "a whole number of bytes from 1")
+
+
+def is_count(value: Any) -> bool:
+    """A whole number that the server can count with."""
+    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= COUNT_MOST
 
 
 class Run:

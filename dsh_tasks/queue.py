@@ -17,7 +17,8 @@ RUN_CHILD = "dsh_tasks.run_child"
 """Task function that runs one child; found by name, never imported by the library."""
 
 VISIBILITY_TIMEOUT_S = 7 * 24 * 3600
-LABEL_SHOWN = 80
+SHOWN_BYTES = 160
+"""A name in a message, as JSON writes it: a message stays below 2 KiB in any script."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,24 +41,40 @@ class Message:
     @property
     def shown(self) -> str:
         """What Flower shows in place of arguments."""
-        label = json.dumps(" ".join(self.label.split())[:LABEL_SHOWN], ensure_ascii=False)
-        return f"{label} provider={self.provider} depth={self.depth} owner={self.owner[:80]} {self.task_id}"
+        label = json.dumps(in_short(self.label), ensure_ascii=False)
+        return (
+            f"{label} provider={self.provider} depth={self.depth} owner={in_short(self.owner)} {self.task_id}"
+        )
 
     @property
     def headers(self) -> Mapping[str, Any]:
         """Custom headers of the message."""
         return {
             "dsh_task": self.task_id,
-            "dsh_label": self.label[:LABEL_SHOWN],
+            "dsh_label": in_short(self.label),
             "dsh_provider": self.provider,
             "dsh_depth": self.depth,
-            "dsh_owner": self.owner[:80],
+            "dsh_owner": in_short(self.owner),
             "dsh_attempt": self.attempt + 1,
         }
 
 
-def make_app(settings: Settings) -> Celery:
-    """The Celery application as both sides configure it."""
+def in_short(text: str) -> str:
+    """One line of `text` whose JSON has at most SHOWN_BYTES, cut with three dots."""
+    line = " ".join(text.split())
+    if len(json.dumps(line[: SHOWN_BYTES + 1])) <= SHOWN_BYTES:
+        return line
+    short = line[:SHOWN_BYTES]
+    while len(json.dumps(short)) > SHOWN_BYTES - 3:
+        short = short[:-1]
+    return f"{short}..."
+
+
+def make_app(settings: Settings, *, publishes: bool = False) -> Celery:
+    """The Celery application as both sides configure it.
+
+    One that only `publishes` has a deadline on each answer of the broker; a consumer waits as it must.
+    """
     app = Celery("dsh_tasks", broker=settings.effective_broker_url, backend=None, set_as_current=False)
     app.conf.update(
         task_serializer="json",
@@ -80,6 +97,7 @@ def make_app(settings: Settings) -> Celery:
             "visibility_timeout": VISIBILITY_TIMEOUT_S,
             "global_keyprefix": f"{settings.prefix}celery:",
             "socket_connect_timeout": settings.call_timeout_ms / 1000,
+            **({"socket_timeout": settings.call_timeout_ms / 1000} if publishes else {}),
             "max_retries": 2,
             "interval_start": 0.05,
             "interval_step": 0.2,
@@ -106,6 +124,7 @@ def publish(app: Celery, message: Message) -> None:
             ignore_result=True,
             retry=False,
         )
-    except (OperationalError, OSError) as error:
+    except (OperationalError, OSError, KeyError, ValueError) as error:
+        # KeyError: a broker URL of a kind that kombu does not know.
         msg = f"the queue refused the message ({type(error).__name__})"
         raise StoreUnavailable(msg) from None

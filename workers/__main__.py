@@ -12,6 +12,9 @@ from dsh_tasks.store.locate import located
 from workers.app import build, serve, worker_name
 from workers.start_checks import check_server
 
+QUIET = ("httpx", "httpx2", "httpcore", "openai", "anthropic")
+"""They log each request's URL at INFO, where a base URL may hold a password."""
+
 
 def main(argv: list[str] | None = None) -> int:
     """Parse, build, serve. Exit codes as in the README."""
@@ -25,14 +28,18 @@ def main(argv: list[str] | None = None) -> int:
         format="%(asctime)s %(levelname)s %(name)s %(message)s",
         stream=sys.stderr,
     )
+    for name in QUIET:
+        logging.getLogger(name).setLevel(logging.WARNING)
     try:
         settings = located(load())
+        if given.concurrency is not None:
+            settings = settings.model_copy(update={"concurrency": given.concurrency})
         check_server(settings)
         host = build(settings)
     except DshTasksError as error:
         print(f"dsh-tasks worker: {error.message}", file=sys.stderr)
         return error.exit_code
-    slots = given.concurrency or settings.concurrency
+    slots = settings.concurrency
     name = given.name or worker_name().replace(":", "-")
     return serve(
         host,

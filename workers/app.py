@@ -6,10 +6,11 @@ import json
 import logging
 import os
 import socket
+import threading
 from collections.abc import Mapping
 from typing import Any
 
-from celery import Celery
+from celery import Celery, bootsteps
 from celery.signals import worker_ready, worker_shutdown, worker_shutting_down
 
 from dsh_tasks.client import Publisher
@@ -31,7 +32,12 @@ from workers.runner import Runner
 
 log = logging.getLogger(__name__)
 
-LEAVE_WITHIN_S = 20.0
+LEAVE_WITHIN_S = 15.0
+END_WITHIN_S = 25.0
+"""After this a process that was told to end does so, whatever still hangs."""
+EXIT_HUNG = 70
+EXIT_CONSUMER_LOST = 71
+"""Celery's consumer crashed; a supervisor starts the worker again."""
 
 
 def worker_name() -> str:
@@ -47,12 +53,14 @@ class Host:
     ) -> None:
         assert settings.redis_url is not None
         self.settings = settings
+        self.leaving = False
         self.app: Celery = make_app(settings)
         self.loop = EventLoop()
         url, timeout_ms = settings.redis_url, settings.call_timeout_ms
         store = Store(Link(connect(url, timeout_ms=timeout_ms), timeout_ms=timeout_ms), settings)
         self.wakeups = Wakeups(connect(url, timeout_ms=timeout_ms, pool_size=2, listens=True))
-        self.publisher = Publisher(self.app)
+        self._publishing = make_app(settings, publishes=True)
+        self.publisher = Publisher(self._publishing, timeout_ms=timeout_ms)
         self.runner = Runner(
             store,
             engines if engines is not None else build_engines(config),
@@ -60,7 +68,7 @@ class Host:
             model=settings.model,
         )
         delegation = Delegation(store, self.wakeups, self.publisher, self.runner, config)
-        self.runner.use_tools(delegation.tools_for)
+        self.runner.use_tools(delegation.tools_for, delegation.dispose_foreground)
         self.heartbeat = Heartbeat(connect_sync(url, timeout_ms=timeout_ms), settings, self.runner, self.loop)
         self.reaper = Reaper(connect_sync(url, timeout_ms=timeout_ms), settings, self._publish)
         tasks.register(self.app, self.run)
@@ -78,6 +86,13 @@ class Host:
 
     def leave(self) -> None:
         """Hand everything back; called from Celery's shutdown, so that a warm one ends at once."""
+        if self.leaving:
+            return
+        self.leaving = True
+        # A server or broker that is frozen must not hold the process: its leases decide then.
+        last_call = threading.Timer(END_WITHIN_S, os._exit, (EXIT_HUNG,))
+        last_call.daemon = True
+        last_call.start()
         self.loop.loop.call_soon_threadsafe(self.runner.leave)
 
     def stop(self) -> None:
@@ -101,7 +116,7 @@ class Host:
                 self.runner.stop(task_id)
 
     def _publish(self, message: Message) -> None:
-        publish(self.app, message)
+        publish(self._publishing, message)
 
     async def _publish_given_back(self) -> None:
         """Only after this worker consumes no more: it would eat its own messages."""
@@ -129,10 +144,13 @@ def build(settings: Settings) -> Host:
 def serve(host: Host, arguments: list[str]) -> int:
     """Run Celery's worker in this process until it is told to end; returns the exit code."""
 
+    told_to_end = threading.Event()
+
     def begin(**_: Any) -> None:
         host.start()
 
     def leave(**_: Any) -> None:
+        told_to_end.set()
         host.leave()
 
     def end(**_: Any) -> None:
@@ -141,8 +159,36 @@ def serve(host: Host, arguments: list[str]) -> int:
     worker_ready.connect(begin, weak=False)
     worker_shutting_down.connect(leave, weak=False)
     worker_shutdown.connect(end, weak=False)
+    host.app.steps["worker"].add(leaving_step(host))
     try:
         host.app.worker_main(["worker", *arguments])
     except SystemExit as ended:
-        return ended.code if isinstance(ended.code, int) else 0
-    return 0
+        code = ended.code if isinstance(ended.code, int) else 0
+    else:
+        code = 0
+    if not told_to_end.is_set() and code == 0:
+        # kombu's consumer can crash as its broker comes back (seen: restore_unacked), and says 0.
+        log.error("the queue's consumer ended by itself; children were handed back")
+        return EXIT_CONSUMER_LOST
+    return code
+
+
+def leaving_step(host: Host) -> type[bootsteps.StartStopStep]:
+    """A step of Celery's worker that ends before its pool does, however the end came.
+
+    The pool waits for its threads, and these for their children: they must be handed back first.
+    """
+
+    class Leaving(bootsteps.StartStopStep):  # type: ignore[misc]
+        requires = ("celery.worker.components:Pool",)
+
+        def start(self, _worker: Any) -> None:
+            """Nothing: the host starts when the worker is ready."""
+
+        def stop(self, _worker: Any) -> None:
+            host.leave()
+
+        def terminate(self, _worker: Any) -> None:
+            host.leave()
+
+    return Leaving

@@ -19,6 +19,7 @@ from workers.engines.base import Child, ChildTool, Fenced, StopReason
 APPEND_PAUSES_S = (0.1, 0.2, 0.5, 1.0, 2.0)
 RANK = {None: 0, StopReason.HAND_BACK: 1, StopReason.KILL: 2, StopReason.FENCED: 3}
 ACTIVITY_LENGTH = 80
+ATTEMPT_BORDER = "dsh-tasks/attempt"
 
 
 @dataclass(slots=True)
@@ -36,6 +37,8 @@ class Attempt:
     tools: Sequence[ChildTool] = ()
     stop_reason: StopReason | None = None
     doing: str = "starting"
+    waits: int = 0
+    """Waits for descendants under way: while there is one, this attempt does nothing itself."""
     task: asyncio.Task[Outcome | None] | None = None
 
     def now_ms(self) -> int:
@@ -51,7 +54,9 @@ class Attempt:
             return
         self.check_lease()
         encoded = [encode_row(row) for row in rows]
-        ended_steps = sum(1 for row in rows if row["type"] == "step/end")
+        types = [row["type"] for row in rows]
+        # The rows that close what a lost attempt left open are no progress: losses stay counted.
+        ended_steps = 0 if ATTEMPT_BORDER in types else types.count("step/end")
         answer = await self._append(encoded, ended_steps)
         if isinstance(answer, FencedOff):
             self._refused(answer)

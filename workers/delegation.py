@@ -7,7 +7,11 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import hashlib
+import json
+import secrets
 import time
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -25,15 +29,19 @@ from workers.runner import Runner
 class InlineWaiter:
     """Waits for a descendant, and runs it on this loop whenever it is queued: no slot is needed (rule 10)."""
 
-    def __init__(self, store: Store, wakeups: Wakeups, runner: Runner, waiting: str) -> None:
+    def __init__(self, store: Store, wakeups: Wakeups, runner: Runner, attempt: Attempt) -> None:
         self._store = store
         self._wakeups = wakeups
         self._runner = runner
-        self._waiting = waiting
+        self._attempt = attempt
 
     async def until_ended(self, task_id: str, timeout_s: float | None) -> None:
         """See client.Waiter. A wait that times out leaves its inline child running."""
         deadline = None if timeout_s is None else time.monotonic() + timeout_s
+        with self._runner.waits(self._attempt):
+            await self._watch(task_id, deadline)
+
+    async def _watch(self, task_id: str, deadline: float | None) -> None:
         running: asyncio.Task[str] | None = None
         async with self._wakeups.on(self._store.keys.ended(task_id)) as woken:
             while True:
@@ -42,7 +50,7 @@ class InlineWaiter:
                 if status is None or status.is_terminal:
                     return
                 if status is Status.QUEUED and (running is None or running.done()):
-                    running = self._runner.start_inline(task_id, waiting=self._waiting)
+                    running = self._runner.start_inline(task_id, waiting=self._attempt.child.task_id)
                 left_s = POLL_S if deadline is None else min(POLL_S, deadline - time.monotonic())
                 if left_s <= 0:
                     return
@@ -79,7 +87,7 @@ class ChildClient(AsyncClient):
             registry=config.registry,
             owner=attempt.child.session_id,
             fence=attempt.fence,
-            waiter=InlineWaiter(store, wakeups, runner, attempt.child.task_id),
+            waiter=InlineWaiter(store, wakeups, runner, attempt),
         )
         self._attempt = attempt
 
@@ -120,14 +128,50 @@ class Delegation:
             config=self._config,
             runner=self._runner,
         )
-        return [child_tool(tool, attempt) for tool in mount(client, self._config)]
+        calls = CallKeys()
+        return [child_tool(tool, attempt, calls) for tool in mount(client, self._config)]
+
+    async def dispose_foreground(self, attempt: Attempt) -> None:
+        """The attempt has ended: nobody waits any more for what it started in the foreground.
+
+        That is what an earlier attempt of it began and this one did not ask for again.
+        """
+        store = self._store
+        ((*ids,),) = await store.started_by([attempt.child.session_id])
+        for task_id in await store.live_foreground(ids):
+            await store.kill(
+                task_id,
+                caller=attempt.child.session_id,
+                token=secrets.token_hex(16),
+                detail="the call that started it has ended",
+                fence=attempt.fence,
+            )
 
 
-def child_tool(tool: Tool, attempt: Attempt) -> ChildTool:
+class CallKeys:
+    """What makes a call of the next attempt the same call: tool, arguments, and which time it is.
+
+    An attempt starts its turn again, with other message ids and places; what it asks for again is
+    answered by the child that runs or has ended already, not by a second one.
+    """
+
+    def __init__(self) -> None:
+        self._seen: Counter[str] = Counter()
+
+    def of(self, tool: str, arguments: Mapping[str, Any]) -> str:
+        """The key of this call."""
+        text = json.dumps([tool, arguments], sort_keys=True, default=str)
+        digest = hashlib.sha256(text.encode("utf-8", "replace")).hexdigest()[:32]
+        self._seen[digest] += 1
+        return f"turn:{digest}:{self._seen[digest]}"
+
+
+def child_tool(tool: Tool, attempt: Attempt, keys: CallKeys) -> ChildTool:
     """A model-facing tool as an engine takes it."""
 
     async def call(arguments: Mapping[str, Any], call_id: str) -> ToolAnswer:
-        answer = await tool.call(arguments, call_context(attempt, call_id))
+        key = keys.of(tool.name, arguments)
+        answer = await tool.call(arguments, call_context(attempt, call_id, key))
         return ToolAnswer(answer.text, answer.is_error)
 
     return ChildTool(
@@ -140,8 +184,8 @@ def child_tool(tool: Tool, attempt: Attempt) -> ChildTool:
     )
 
 
-def call_context(attempt: Attempt, call_id: str) -> Call:
-    """Who calls, from which message: what makes a repeated call the same call."""
+def call_context(attempt: Attempt, call_id: str, key: str) -> Call:
+    """Who calls, from which message, under which key."""
     session = attempt.session
     seq = next((row.seq for row in reversed(attempt.rows) if row.type == "assistant/message"), 0)
-    return Call(session=session, assistant_seq=seq, call_id=call_id)
+    return Call(session=session, assistant_seq=seq, call_id=call_id, key=key)

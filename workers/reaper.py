@@ -19,7 +19,7 @@ from dsh_tasks.queue import Message
 from dsh_tasks.settings import Settings
 from dsh_tasks.store import Keys
 from dsh_tasks.store.scripts import Arg, load
-from dsh_tasks.store.store import ANSWER_MS, NODES_PER_KILL, due_tasks
+from dsh_tasks.store.store import ANSWER_MS, NODES_PER_KILL, PUBLISH_WITHIN_MS, due_tasks
 from workers.clock import elapsed_s
 
 log = logging.getLogger(__name__)
@@ -141,9 +141,21 @@ class Reaper:
 
     def _publish_due(self) -> None:
         answer = self._script("due", [self._keys.due], [self._keys.prefix, MOST, self._settings.republish_ms])
+        missed: StoreUnavailable | None = None
         for due in due_tasks(answer):
-            self._publish(Message(due.task_id, due.attempt, due.label, due.provider, due.depth, due.owner))
-            self.counts["published"] += 1
+            try:
+                if missed is None:
+                    self._publish(
+                        Message(due.task_id, due.attempt, due.label, due.provider, due.depth, due.owner)
+                    )
+                    self.counts["published"] += 1
+                    continue
+            except StoreUnavailable as error:
+                missed = error
+            # A queue that does not answer: ask again soon, and do not count these as published.
+            self._script("mark", [self._keys.due], [self._keys.prefix, due.task_id, PUBLISH_WITHIN_MS, 1])
+        if missed is not None:
+            raise missed
 
     def _script(self, name: str, keys: Sequence[str], args: Sequence[Arg]) -> Any:
         script = load(name)

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import secrets
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from enum import StrEnum
 
@@ -43,6 +44,11 @@ class Ran(StrEnum):
 
 
 ToolsFor = Callable[[Attempt], Sequence[ChildTool]]
+Dispose = Callable[[Attempt], Awaitable[None]]
+
+
+async def _nothing_to_dispose(_attempt: Attempt) -> None:
+    """No tools were handed in, so nothing was started."""
 
 
 class Runner:
@@ -66,8 +72,11 @@ class Runner:
         self._engines = engines
         self._model = model
         self._tools_for: ToolsFor = lambda _attempt: ()
+        self._dispose: Dispose = _nothing_to_dispose
         self._seeds = SeedCache(store.settings.seed_cache_bytes)
         self._inline: set[asyncio.Task[str]] = set()
+        self.waiting = 0
+        """Attempts that wait for a descendant now."""
         self._idle = asyncio.Event()
         self._idle.set()
 
@@ -130,7 +139,17 @@ class Runner:
         if outcome is None or attempt.stop_reason is StopReason.FENCED:
             log.warning("task %s attempt %d lost its lease", attempt.child.task_id, attempt.fence.attempt)
             return Ran.FENCED, ""
+        await self._before_settling(attempt)
         return await self._settle(attempt, outcome)
+
+    async def _before_settling(self, attempt: Attempt) -> None:
+        if attempt.fence.attempt == 1 or attempt.stop_reason is not None:
+            # A first attempt disposed of its own calls, and a kill has taken all below.
+            return
+        try:
+            await self._dispose(attempt)
+        except DshTasksError as error:
+            log.warning("task %s: %s", attempt.child.task_id, error)
 
     async def _work(self, attempt: Attempt, claimed: Claimed) -> Outcome | None:
         """The engine's outcome; None where the attempt was fenced."""
@@ -193,9 +212,21 @@ class Runner:
         log.info("task %s attempt %d %s", attempt.child.task_id, attempt.fence.attempt, answer.status)
         return Ran.ENDED, answer.status.value
 
-    def use_tools(self, tools_for: ToolsFor) -> None:
-        """Where each attempt's tools come from; the app hands it in."""
+    @contextlib.contextmanager
+    def waits(self, attempt: Attempt) -> Iterator[None]:
+        """While this attempt waits for a descendant."""
+        attempt.waits += 1
+        self.waiting += attempt.waits == 1
+        try:
+            yield
+        finally:
+            attempt.waits -= 1
+            self.waiting -= attempt.waits == 0
+
+    def use_tools(self, tools_for: ToolsFor, dispose: Dispose) -> None:
+        """Where each attempt's tools come from, and what ends what they left; the app hands it in."""
         self._tools_for = tools_for
+        self._dispose = dispose
 
     # -- from outside the attempts --------------------------------------------------------------
 
@@ -216,8 +247,14 @@ class Runner:
         await self._idle.wait()
 
     def start_inline(self, task_id: str, *, waiting: str) -> asyncio.Task[str] | None:
-        """Run a queued descendant on this loop without a slot; None where the bound is reached."""
-        if self.leaving or len(self._inline) >= self.store.settings.inline_children:
+        """Run a queued descendant on this loop without a slot; None where the bound is reached.
+
+        Who only waits does not count: each waiting parent makes room for the child that it waits for, so
+        nested waits always go on, however many there are.
+        """
+        settings = self.store.settings
+        busy = len(self.active) - self.waiting
+        if self.leaving or busy >= settings.concurrency + settings.inline_children:
             return None
         task = asyncio.create_task(self.run(task_id, inline_in=waiting))
         self._inline.add(task)

@@ -14,7 +14,8 @@ from redis.backoff import ExponentialWithJitterBackoff
 from redis.exceptions import NoScriptError, RedisError, ResponseError
 from redis.retry import Retry
 
-from dsh_tasks.errors import StoreUnavailable
+from dsh_tasks.cancellation import heeding_cancel
+from dsh_tasks.errors import ConfigRefused, StoreUnavailable
 from dsh_tasks.store.scripts import Arg, Script, load, load_plain
 
 T = TypeVar("T")
@@ -36,6 +37,7 @@ def connect(url: str, *, timeout_ms: int, pool_size: int = POOL_SIZE, listens: b
 
     One that `listens` waits for the server's words without a timeout (redis-py's is 5 s).
     """
+    check_url(url)
     pool = aredis.BlockingConnectionPool.from_url(
         url,
         max_connections=pool_size,
@@ -47,6 +49,17 @@ def connect(url: str, *, timeout_ms: int, pool_size: int = POOL_SIZE, listens: b
         health_check_interval=0,
     )
     return aredis.Redis(connection_pool=pool)
+
+
+def check_url(url: str) -> None:
+    """Raises ConfigRefused, without the URL's text, where it is none of a Redis server."""
+    try:
+        parts = urlsplit(url)
+        fits = parts.scheme in ("redis", "rediss", "unix") and (parts.port is None or parts.port > 0)
+    except ValueError:
+        fits = False
+    if not fits:
+        raise ConfigRefused("DSH_TASKS_REDIS_URL", "it is no redis://, rediss:// or unix:// URL")
 
 
 def connect_sync(url: str, *, timeout_ms: int) -> redis.Redis:
@@ -84,7 +97,7 @@ class Link:
         """`call` under the deadline. Raises StoreUnavailable."""
         try:
             async with asyncio.timeout(self._timeout):
-                return await call
+                return await heeding_cancel(call)
         except (RedisError, OSError, TimeoutError) as error:
             raise StoreUnavailable(why(error)) from None
 

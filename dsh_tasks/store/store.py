@@ -244,7 +244,9 @@ class Store:
 
     async def mark_published(self, task_id: str) -> None:
         """The message is out; the task is due again only if it stays queued."""
-        await self.link.script("mark", [self.keys.due], [task_id, self.settings.republish_ms])
+        await self.link.script(
+            "mark", [self.keys.due], [self.keys.prefix, task_id, self.settings.republish_ms, 0]
+        )
 
     async def due(self, most: int = 100) -> list[DueTask]:
         """Queued tasks that want a message now; each is moved on."""
@@ -439,6 +441,22 @@ class Store:
             found = await self.link.within(pipe.execute())
         return [[one.decode() for one in ids] for ids in found]
 
+    async def live_foreground(self, ids: Sequence[str]) -> list[str]:
+        """Those of `ids` that have not ended and that a foreground call started."""
+        if not ids:
+            return []
+        async with self.link.client.pipeline(transaction=False) as pipe:
+            for task_id in ids:
+                pipe.hmget(self.keys.task(task_id), "status", "call")
+            found = await self.link.within(pipe.execute())
+        return [
+            task_id
+            for task_id, (status, call) in zip(ids, found, strict=True)
+            if status
+            and not Status(status.decode()).is_terminal
+            and json.loads(call).get("mode") == "foreground"
+        ]
+
     async def tasks(self, ids: Sequence[str]) -> list[Task]:
         """Records by id; ids without a record are left out."""
         if not ids:
@@ -546,7 +564,11 @@ def task_of(raw: Mapping[str, bytes], *, now_ms: int) -> Task:
         return raw.get(name, b"").decode()
 
     def number(name: str) -> int:
-        return int(float(raw.get(name, b"0")))
+        try:
+            return int(float(raw.get(name, b"0")))
+        except (ValueError, OverflowError):
+            # A damaged field must not hide the record, nor the others in a list.
+            return 0
 
     def maybe(name: str) -> int | None:
         return number(name) if name in raw else None

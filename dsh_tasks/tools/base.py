@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import json
 from abc import ABC, abstractmethod
-from collections.abc import Awaitable, Coroutine, Mapping, Sequence
+from collections.abc import Coroutine, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol, TypeVar
 
@@ -259,18 +259,3 @@ async def until_aborted(work: Coroutine[Any, Any, T], abort: asyncio.Event | Non
     if task.cancelled():
         raise Aborted
     return task.result()
-
-
-async def to_the_end(work: Awaitable[None]) -> None:
-    """Finish `work` even while this coroutine is being cancelled; the cancellation is raised after it."""
-    task = asyncio.ensure_future(work)
-    cancelled: asyncio.CancelledError | None = None
-    while not task.done():
-        try:
-            await asyncio.wait((task,))
-        except asyncio.CancelledError as error:
-            cancelled = error
-    if cancelled is not None:
-        task.exception()  # looked at, so that asyncio does not report it as lost
-        raise cancelled
-    task.result()

@@ -7,6 +7,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
+from dsh_tasks.cancellation import to_the_end
 from dsh_tasks.config import SubagentToolConfig
 from dsh_tasks.errors import DshTasksError, OptionRefused
 from dsh_tasks.task import Status, cut_detail
@@ -23,7 +24,6 @@ from dsh_tasks.tools.base import (
     caller_of,
     errored,
     refused,
-    to_the_end,
     until_aborted,
 )
 

@@ -22,7 +22,10 @@ if not holds then return {'not_running', owner_status} end
 local depth, root, parent = header_depth + 1, owner, ''
 if owner_status ~= '' then
   local r = redis.call('HMGET', KEYS[7], 'depth', 'root')
-  depth, root, parent = num(r[1]) + 1, r[2], owner
+  local above = num(r[1])
+  -- A damaged depth allows nothing below it: never less than what was recorded.
+  if above ~= above or above < 1 or above > 1000 or above ~= math.floor(above) then above = depth_cap end
+  depth, root, parent = above + 1, r[2], owner
 end
 if depth > depth_cap then return {'limit', 'depth', depth - 1, depth_cap} end
 local live = redis.call('SCARD', KEYS[3])
