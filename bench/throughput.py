@@ -59,8 +59,22 @@ def serve() -> None:
     def plain() -> None:
         return None
 
-    sys.exit(serve_host(host, ["--pool", "threads", "--concurrency", os.environ["BENCH_THREADS"], "--events",
-                               "--without-gossip", "--without-mingle", "--hostname", "bench@%h"]))
+    sys.exit(
+        serve_host(
+            host,
+            [
+                "--pool",
+                "threads",
+                "--concurrency",
+                os.environ["BENCH_THREADS"],
+                "--events",
+                "--without-gossip",
+                "--without-mingle",
+                "--hostname",
+                "bench@%h",
+            ],
+        )
+    )
 
 
 def plain_round(app: Celery, count: int) -> float:
@@ -79,7 +93,9 @@ async def our_round(client: AsyncClient, count: int, engine: str) -> float:
 
     async def start() -> object:
         async with gate:
-            return await client.start("spawn", prompt="say something", owner=owner, engine=engine, max_depth=3)
+            return await client.start(
+                "spawn", prompt="say something", owner=owner, engine=engine, max_depth=3
+            )
 
     started = time.perf_counter()
     runs = await asyncio.gather(*(start() for _ in range(count)))

@@ -35,11 +35,16 @@ def server() -> Iterator[embedded.Server]:
 
 
 @pytest.fixture
-def make_settings(server: embedded.Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Settings]:
+def make_settings(
+    server: embedded.Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Callable[..., Settings]:
     """Settings with a prefix and queue of their own and short times (lease 3 s, grace 1 s)."""
     monkeypatch.setenv("DSH_TASKS_STATE_DIR", str(tmp_path / "state"))
     for name in tuple(os.environ):
-        if name.startswith(("DEEPSEEK_", "OPENAI_", "ANTHROPIC_")) or name in ("DSH_TASKS_MODEL", "DSH_TASKS_REDIS_URL"):
+        if name.startswith(("DEEPSEEK_", "OPENAI_", "ANTHROPIC_")) or name in (
+            "DSH_TASKS_MODEL",
+            "DSH_TASKS_REDIS_URL",
+        ):
             monkeypatch.delenv(name)
 
     def make(**knobs: object) -> Settings:

@@ -17,7 +17,11 @@ ROOT = Path(__file__).resolve().parent.parent
 
 def environment(settings: Settings, **more: str) -> dict[str, str]:
     """The environment of a process of this installation: every setting that differs from its default."""
-    env = {k: v for k, v in os.environ.items() if not k.startswith(("DSH_TASKS_", "DEEPSEEK_", "OPENAI_", "ANTHROPIC_"))}
+    env = {
+        k: v
+        for k, v in os.environ.items()
+        if not k.startswith(("DSH_TASKS_", "DEEPSEEK_", "OPENAI_", "ANTHROPIC_"))
+    }
     for name in settings.model_fields_set:
         value = getattr(settings, name)
         if value is not None:
@@ -69,8 +73,17 @@ class Rig:
         log = self.folder / f"worker-{number}.log"
         with log.open("wb") as out:
             process = subprocess.Popen(
-                [sys.executable, "-m", "workers", "--concurrency", str(concurrency), "--loglevel", "INFO",
-                 "--name", f"w{number}"],
+                [
+                    sys.executable,
+                    "-m",
+                    "workers",
+                    "--concurrency",
+                    str(concurrency),
+                    "--loglevel",
+                    "INFO",
+                    "--name",
+                    f"w{number}",
+                ],
                 env=environment(self.settings, **env),
                 stdin=subprocess.DEVNULL,
                 stdout=out,

@@ -17,7 +17,18 @@ from dsh_tasks.settings import Settings
 from dsh_tasks.store import Keys, embedded
 from dsh_tasks.task import ALLOWED, TERMINAL, Status
 
-VERBS = ["dispose", "follow", "for_owner", "kill", "list_tasks", "notices", "output", "session", "start", "task"]
+VERBS = [
+    "dispose",
+    "follow",
+    "for_owner",
+    "kill",
+    "list_tasks",
+    "notices",
+    "output",
+    "session",
+    "start",
+    "task",
+]
 
 
 def test_the_exported_names_are_sorted_and_there() -> None:
@@ -65,7 +76,9 @@ def test_an_error_survives_pickle_and_json(error: errors.DshTasksError) -> None:
 
 def test_every_error_has_a_code_of_its_own() -> None:
     kinds = {type(error) for error in EVERY_ERROR} | {errors.DshTasksError, errors.InputRefused}
-    defined = {kind for kind in vars(errors).values() if inspect.isclass(kind) and issubclass(kind, Exception)}
+    defined = {
+        kind for kind in vars(errors).values() if inspect.isclass(kind) and issubclass(kind, Exception)
+    }
     assert defined == kinds
     assert len({kind.code for kind in kinds}) == len(kinds)
 
