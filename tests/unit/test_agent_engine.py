@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from pydantic_ai import ModelRetry
 
-from dsh_tasks.errors import ConfigRefused, OptionRefused
+from dsh_tasks.errors import ConfigRefused, DshTasksError, OptionRefused
 from dsh_tasks.session import Event
 from dsh_tasks.submission import Policy
 from dsh_tasks.surface import messages
@@ -263,6 +263,15 @@ def test_results_are_written_as_they_come_and_sent_in_that_order(model: ModelSer
     assert model.requests[1].results == ["fast", "slow"]
 
 
+class Bare(BaseException):
+    """Of a tool's own making."""
+
+
+class Wordless(Exception):
+    def __str__(self) -> str:
+        raise RuntimeError("no words")
+
+
 def raising(error: BaseException) -> Callable[[Mapping[str, Any]], Any]:
     def call(arguments: Mapping[str, Any]) -> Any:
         raise error
@@ -277,6 +286,11 @@ def raising(error: BaseException) -> Callable[[Mapping[str, Any]], Any]:
         (SystemExit(3), "Error: SystemExit: 3"),
         (ModelRetry("again please"), "Error: again please"),
         (asyncio.CancelledError(), "Error: the tool cancelled itself"),
+        (KeyboardInterrupt(), "Error: KeyboardInterrupt: "),
+        (GeneratorExit(), "Error: GeneratorExit: "),
+        (Bare("x"), "Error: Bare: x"),
+        (Wordless(), "Error: Wordless"),
+        (BaseExceptionGroup("g", [SystemExit(1)]), "Error: BaseExceptionGroup: g (1 sub-exception)"),
     ],
 )
 def test_whatever_a_tool_raises_is_an_errored_result(error: BaseException, text: str) -> None:
@@ -284,6 +298,54 @@ def test_whatever_a_tool_raises_is_an_errored_result(error: BaseException, text:
     assert outcome.status is Status.COMPLETED
     message = run.row("tool/result")["message"]
     assert (message["isError"], message["content"][0]["text"]) == (True, text)
+
+
+@pytest.mark.parametrize("beside", [0, 1])
+def test_a_tool_that_cancels_its_own_task_cancels_its_call_alone(beside: int) -> None:
+    async def cancel_me(arguments: Mapping[str, Any]) -> str:
+        task = asyncio.current_task()
+        assert task is not None
+        task.cancel()
+        await asyncio.Event().wait()
+        return ""
+
+    calls = json.dumps([{"tool": "bad"}, *[{"tool": "echo", "arguments": {"text": "x"}}] * beside])
+    outcome, _ = run_child(AgentEngine(), a_child(f"!calls {calls}"), [a_tool("bad", cancel_me), a_tool()])
+    assert outcome.status is Status.COMPLETED
+    assert set(outcome.output.splitlines()) == {
+        "bad failed: Error: the tool cancelled itself",
+        *["echo said: x"] * beside,
+    }
+
+
+class Silent(DshTasksError):
+    code = "silent"
+
+    def __init__(self) -> None:
+        super().__init__("the server is silent")
+
+
+@pytest.mark.parametrize(
+    ("error", "detail"),
+    [
+        (Bare("secret"), "the engine raised Bare"),
+        (RuntimeError("secret"), "the engine raised RuntimeError"),
+        (asyncio.CancelledError("secret"), "the engine cancelled itself"),
+        (Silent(), "the server is silent"),
+    ],
+)
+def test_a_fault_inside_leaves_a_closed_log(error: BaseException, detail: str) -> None:
+    run = FakeRun(a_child("!call echo"), [a_tool()])
+
+    def fault(words: str) -> None:
+        if words == "tool:echo":
+            raise error
+
+    run.on_activity = fault
+    outcome = asyncio.run(play(AgentEngine(), run))
+    assert (outcome.status, outcome.cause, outcome.detail) == (Status.FAILED, Cause.ERROR, detail)
+    assert [row["type"] for row in outcome.rows] == ["tool/result", "step/end", "turn/end"]
+    assert run.session.turns()[-1].reason == "error"
 
 
 def test_arguments_that_are_no_json_object_are_told_and_kept_verbatim(model: ModelServer) -> None:
@@ -582,6 +644,24 @@ def test_a_call_that_waits_for_an_exclusive_one_is_closed_as_not_started() -> No
     assert codes == ["TOOL_OUTCOME_UNKNOWN", "TOOL_NOT_STARTED"]
 
 
+@pytest.mark.parametrize("reason", [StopReason.KILL, StopReason.HAND_BACK])
+def test_a_tool_that_swallows_the_stop_does_not_keep_its_child_going(reason: StopReason) -> None:
+    async def swallow(arguments: Mapping[str, Any]) -> str:
+        try:
+            return await for_ever(arguments)
+        except asyncio.CancelledError:
+            return "swallowed"
+
+    run = FakeRun(a_child("!call block\n!say after"), [a_tool("block", swallow)])
+    stopping = stopped(run, reason, lambda: "tool:block" in run.activities)
+    if reason is StopReason.KILL:
+        assert asyncio.run(stopping).status is Status.KILLED
+    else:
+        with pytest.raises(asyncio.CancelledError):
+            asyncio.run(stopping)
+    assert run.activities == ["model", "tool:block"]
+
+
 def test_a_hand_back_passes_as_a_cancellation() -> None:
     run = FakeRun(a_child("!call block"), [a_tool("block", for_ever)])
     with pytest.raises(asyncio.CancelledError):
@@ -735,7 +815,7 @@ def test_arguments_are_checked_before_a_callable_runs() -> None:
     assert outcome.output.startswith("add said: 3\nadd failed: Error: a: ")
 
 
-def test_synchronous_tools_run_in_threads_and_know_the_key_of_their_call() -> None:
+def test_synchronous_callables_run_in_threads_and_know_the_key_of_their_call() -> None:
     outcome, run = run_child(AgentEngine([which_thread, where]), a_child("!call which_thread\n!call where"))
     ids = [row["data"]["callId"] for row in run.rows if row["type"] == "tool/call"]
     assert outcome.output.startswith("which_thread said: tool_")
@@ -748,8 +828,17 @@ def test_a_tool_that_ends_the_process_ends_nothing() -> None:
     assert outcome.output == "leave failed: Error: SystemExit: 1"
 
 
+def test_a_callable_that_ends_an_iteration_is_an_errored_result() -> None:
+    def stop() -> None:
+        """Stop."""
+        raise StopIteration
+
+    outcome, _ = run_child(AgentEngine([stop]), a_child("!call stop"))
+    assert outcome.output == "stop failed: Error: StopIteration: "
+
+
 def test_tools_are_found_by_their_import_path() -> None:
-    outcome, _ = run_child(AgentEngine(["tests.unit.test_agent_engine:add"]), a_child('!call add {"a": 1}'))
+    outcome, _ = run_child(AgentEngine(["tests.held_tools:add"]), a_child('!call add {"a": 1}'))
     assert outcome.output == "add said: 2"
 
 

@@ -6,39 +6,51 @@ import asyncio
 import contextvars
 import inspect
 import json
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from pydantic import ValidationError
-from pydantic_ai import ModelRetry, Tool
+from pydantic_ai import Tool
 from pydantic_ai.tools import ToolDefinition
-from pydantic_core import to_json
 
 from dsh_tasks.config import AgentConfig
 from dsh_tasks.errors import ConfigRefused, OptionRefused
 from dsh_tasks.submission import ToolFilter
+from workers.engines.agent.call_key import call_key
+from workers.engines.agent.fault import words_of
+from workers.engines.agent.tool_pool import ToolPool
+from workers.engines.agent.tool_process import text_of
 from workers.engines.base import ChildTool, Fenced, ToolAnswer
 
 THREADS = 64
-"""Synchronous tools that run at once in one process."""
-
-call_key: contextvars.ContextVar[str] = contextvars.ContextVar("call_key", default="")
-"""Inside a tool: `<task>/<call>`, equal whenever the same call runs, to deduplicate outside effects by."""
+"""Synchronous callables, handed in without an import path, that run at once in one process."""
 
 _threads = ThreadPoolExecutor(THREADS, thread_name_prefix="tool")
 
 
 def load_tools(paths: Sequence[str]) -> tuple[ChildTool, ...]:
-    """The Python tools behind `module:callable` paths. Raises ConfigRefused that names what does not hold."""
-    return tuple(python_tool(function) for function in AgentConfig(tools=tuple(paths)).load_tools())
+    """The Python tools behind `module:callable` paths. Raises ConfigRefused that names what does not hold.
+
+    Synchronous ones run in helper processes, which share one pool and end with it.
+    """
+    pool = ToolPool()
+    functions = AgentConfig(tools=tuple(paths)).load_tools()
+    return tuple(
+        python_tool(function, path=path, pool=pool) for path, function in zip(paths, functions, strict=True)
+    )
 
 
-def python_tool(function: Callable[..., Any]) -> ChildTool:
+def python_tool(
+    function: Callable[..., Any], *, path: str | None = None, pool: ToolPool | None = None
+) -> ChildTool:
     """A callable as a tool: schema and description from its signature and docstring.
 
-    A synchronous one runs in a thread, which a kill cannot stop. `idempotent` and `exclusive` are read
-    from attributes of these names on the callable.
+    An asynchronous one runs on the loop. A synchronous one runs in a helper process of `pool`, which
+    imports it by `path`; without the two it runs in a thread, which a kill cannot stop. `idempotent` and
+    `exclusive` are read from attributes of these names on the callable.
     """
     try:
         made: Tool[None] = Tool(function, takes_ctx=False)
@@ -54,7 +66,11 @@ def python_tool(function: Callable[..., Any]) -> ChildTool:
         except ValidationError as error:
             return ToolAnswer(f"Error: {faults_of(error)}", is_error=True)
         args, kwargs = schema._call_args(checked, None)  # type: ignore[arg-type]  # noqa: SLF001 - its only way
-        return ToolAnswer(text_of(await _called(function, args, kwargs, is_async=schema.is_async)))
+        if schema.is_async:
+            return ToolAnswer(text_of(await function(*args, **kwargs)))
+        if path is not None and pool is not None:
+            return await pool.call(path, args, kwargs, key=call_key.get())
+        return await _in_thread(partial(function, *args, **kwargs))
 
     return ChildTool(
         name=made.name,
@@ -66,15 +82,27 @@ def python_tool(function: Callable[..., Any]) -> ChildTool:
     )
 
 
-async def _called(
-    function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any], *, is_async: bool
-) -> Any:
-    if is_async:
-        return await function(*args, **kwargs)
+@dataclass(frozen=True, slots=True)
+class _Raised:
+    """What a tool raised in its thread: a Future would take a StopIteration for its own and never end."""
+
+    error: BaseException
+
+
+async def _in_thread(function: Callable[[], Any]) -> ToolAnswer:
     context = contextvars.copy_context()
     loop = asyncio.get_running_loop()
-    value = await loop.run_in_executor(_threads, lambda: context.run(function, *args, **kwargs))
-    return await value if inspect.isawaitable(value) else value
+    value = await loop.run_in_executor(_threads, context.run, _kept, function)
+    if isinstance(value, _Raised):
+        return ToolAnswer(words_of(value.error), is_error=True)
+    return ToolAnswer(text_of(await value if inspect.isawaitable(value) else value))
+
+
+def _kept(function: Callable[[], Any]) -> Any:
+    try:
+        return function()
+    except BaseException as error:  # noqa: BLE001 - it is the tool's, and not the thread's
+        return _Raised(error)
 
 
 def faults_of(error: ValidationError) -> str:
@@ -82,13 +110,6 @@ def faults_of(error: ValidationError) -> str:
     faults = error.errors(include_url=False, include_input=False)
     places = [".".join(str(part) for part in one["loc"]) or "arguments" for one in faults]
     return "\n".join(f"{place}: {one['msg']}" for place, one in zip(places, faults, strict=True))
-
-
-def text_of(value: Any) -> str:
-    """What a tool returned, as the model reads it: text as it is, all else as JSON."""
-    if isinstance(value, str):
-        return value
-    return "done" if value is None else to_json(value, fallback=str).decode()
 
 
 def narrowed(tools: Sequence[ChildTool], tool_filter: ToolFilter | None) -> tuple[ChildTool, ...]:
@@ -115,32 +136,47 @@ async def dispatch(
 ) -> ToolAnswer:
     """Run one call. What goes wrong inside a tool is an errored answer; only cancellation and Fenced leave.
 
-    A filtered tool and one that never was look the same.
+    A filtered tool and one that never was look the same. Each call has an asyncio task of its own: a tool
+    that cancels its task cancels nothing else.
     """
-    tool = tools.get(name)
-    if tool is None:
-        return ToolAnswer(f"Error: unknown tool {name!r}", is_error=True)
-    decoded = _decoded(arguments)
-    if decoded is None:
-        return ToolAnswer("Error: the arguments are not a JSON object", is_error=True)
-    call_key.set(f"{task_id}/{call_id}")
-    return await _guarded(tool.call(decoded, call_id))
-
-
-async def _guarded(call: Awaitable[ToolAnswer]) -> ToolAnswer:
+    calling = asyncio.create_task(_guarded(tools.get(name), name, arguments, call_id, task_id))
     try:
-        return await call
-    except Fenced:
-        raise
-    except ModelRetry as error:
-        return ToolAnswer(f"Error: {error.message}", is_error=True)
+        return await calling
     except asyncio.CancelledError:
         task = asyncio.current_task()
         if task is not None and task.cancelling():
             raise
         return ToolAnswer("Error: the tool cancelled itself", is_error=True)
-    except (Exception, SystemExit, KeyboardInterrupt) as error:  # noqa: BLE001 - sys.exit of a tool is an answer too
-        return ToolAnswer(f"Error: {type(error).__name__}: {error}", is_error=True)
+
+
+async def _guarded(
+    tool: ChildTool | None, name: str, arguments: str, call_id: str, task_id: str
+) -> ToolAnswer:
+    if tool is None:
+        return ToolAnswer(f"Error: unknown tool {name!r}", is_error=True)
+    decoded = _decoded(arguments)
+    if decoded is None:
+        return ToolAnswer("Error: the arguments are not a JSON object", is_error=True)
+    me = asyncio.current_task()
+    call_key.set(f"{task_id}/{call_id}")
+    try:
+        return await tool.call(decoded, call_id)
+    except (Fenced, asyncio.CancelledError):
+        raise
+    except GeneratorExit as error:
+        if not _is_running(me):
+            # The coroutine is thrown away: no tool raised this.
+            raise
+        return ToolAnswer(words_of(error), is_error=True)
+    except BaseException as error:  # noqa: BLE001 - sys.exit of a tool is an answer too
+        return ToolAnswer(words_of(error), is_error=True)
+
+
+def _is_running(task: asyncio.Task[Any] | None) -> bool:
+    try:
+        return asyncio.current_task() is task
+    except RuntimeError:
+        return False
 
 
 def _decoded(arguments: str) -> dict[str, Any] | None:

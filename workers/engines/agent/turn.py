@@ -28,6 +28,7 @@ from pydantic_ai.models import ModelRequestParameters, StreamedResponse
 from pydantic_ai.settings import ModelSettings
 from pydantic_ai.usage import RequestUsage
 
+from dsh_tasks.errors import DshTasksError
 from dsh_tasks.task import Outcome, Usage
 from workers.engines.agent.ending import (
     ABORTED,
@@ -99,10 +100,21 @@ class Turn:
         """See Engine.run."""
         try:
             ending = await self._steps()
-        except (asyncio.CancelledError, Fenced):
-            if self._run.stop_reason is not StopReason.KILL:
+        except (asyncio.CancelledError, Fenced) as stop:
+            if self._run.stop_reason is StopReason.KILL:
+                ending = ABORTED
+            elif self._run.stop_reason is None and isinstance(stop, asyncio.CancelledError):
+                # Nobody asked: a fault inside, and its log is closed like any other.
+                ending = failed("the engine cancelled itself", "ENGINE_ERROR")
+            else:
                 raise
-            ending = ABORTED
+        except GeneratorExit:
+            raise
+        except DshTasksError as error:
+            ending = failed(error.message, error.code)
+        except BaseException as error:  # noqa: BLE001 - however a child ends, its log is closed
+            # The text of a foreign exception may hold content: its kind alone is safe to keep.
+            ending = failed(f"the engine raised {type(error).__name__}", "ENGINE_ERROR")
         return self._outcome(ending)
 
     async def _steps(self) -> Ending:
@@ -208,9 +220,13 @@ class Turn:
         self._run.check_lease()
         # A name that no tool has is the model's own words.
         self._run.activity(f"tool:{call.name}" if call.name in self._given.tools else "tool")
-        return await dispatch(
+        answer = await dispatch(
             self._given.tools, call.name, call.arguments, call.id, task_id=self._run.child.task_id
         )
+        if self._run.stop_reason is not None:
+            # A tool may swallow the cancellation; the child is stopped all the same.
+            raise asyncio.CancelledError
+        return answer
 
     # -- the log ----------------------------------------------------------------------------------
 
