@@ -32,7 +32,8 @@ async def heeding_cancel(call: Awaitable[T]) -> T:
     """
     task = asyncio.current_task()
     before = task.cancelling() if task is not None else 0
-    value = await call
-    if task is not None and task.cancelling() > before:
-        raise asyncio.CancelledError
-    return value
+    try:
+        return await call
+    finally:
+        if task is not None and task.cancelling() > before:
+            raise asyncio.CancelledError

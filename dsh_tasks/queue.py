@@ -17,7 +17,7 @@ RUN_CHILD = "dsh_tasks.run_child"
 """Task function that runs one child; found by name, never imported by the library."""
 
 VISIBILITY_TIMEOUT_S = 7 * 24 * 3600
-SHOWN_BYTES = 160
+SHOWN_BYTES = 120
 """A name in a message, as JSON writes it: a message stays below 2 KiB in any script."""
 
 

@@ -133,13 +133,17 @@ def awaited(work: Coroutine[Any, Any, T]) -> T:
     async def cancellable() -> T:
         task = asyncio.current_task()
         assert task is not None
-        loop, before = asyncio.get_running_loop(), signal.getsignal(signal.SIGTERM)
-        loop.add_signal_handler(signal.SIGTERM, task.cancel)
+        loop = asyncio.get_running_loop()
+        # A KeyboardInterrupt in the middle of the loop would end it before anything has cleaned up.
+        before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+        for number in before:
+            loop.add_signal_handler(number, task.cancel)
         try:
             return await work
         finally:
-            loop.remove_signal_handler(signal.SIGTERM)
-            signal.signal(signal.SIGTERM, before)
+            for number, handler in before.items():
+                loop.remove_signal_handler(number)
+                signal.signal(number, handler)
 
     try:
         return asyncio.run(cancellable())
