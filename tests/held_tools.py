@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterable
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
@@ -110,6 +111,10 @@ def talk() -> str:
     return sys.stdin.read() + "said"
 
 
+def large(mebibytes: int) -> str:
+    return "x" * (mebibytes * 2**20)
+
+
 def process() -> str:
     return str(os.getpid())
 
@@ -122,6 +127,10 @@ def key() -> str:
     from workers.engines.agent.call_key import call_key
 
     return call_key.get()
+
+
+def total(numbers: Iterable[int]) -> int:
+    return sum(numbers)
 
 
 @dataclass

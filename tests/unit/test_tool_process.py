@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import gc
 import os
 import signal
 import subprocess
@@ -64,7 +63,8 @@ async def stopped(
     at = time.monotonic()
     for reason in reasons:
         run.stop(reason)
-        await asyncio.sleep(0)
+        for _ in range(10):
+            await asyncio.sleep(0)
     return await run.task, time.monotonic() - at
 
 
@@ -80,7 +80,9 @@ def test_nothing_that_a_killed_tool_started_lives_when_the_outcome_is_there(
     run = FakeRun(a_child(f'!call {name} {{"told": "{told}"}}'))
 
     async def killed() -> tuple[Outcome, float, list[int]]:
-        outcome, seconds = await stopped(run, an_engine(name), told, StopReason.KILL)
+        # Held, so that not the end of the engine takes them.
+        engine = an_engine(name)
+        outcome, seconds = await stopped(run, engine, told, StopReason.KILL)
         return outcome, seconds, [pid for pid in pids(told) if is_alive(pid)]
 
     outcome, seconds, alive = asyncio.run(killed())
@@ -97,8 +99,9 @@ def test_a_tool_is_gone_when_its_child_was_handed_back_or_fenced(reason: StopRea
     run = FakeRun(a_child(f'!call stubborn {{"told": "{told}"}}'))
 
     async def left() -> list[int]:
+        engine = an_engine("stubborn")
         with pytest.raises(asyncio.CancelledError):
-            await stopped(run, an_engine("stubborn"), told, reason)
+            await stopped(run, engine, told, reason)
         return [pid for pid in pids(told) if is_alive(pid)]
 
     assert asyncio.run(left()) == []
@@ -109,7 +112,8 @@ def test_a_second_stop_does_not_cut_short_the_end_of_the_tool(tmp_path: Path) ->
     run = FakeRun(a_child(f'!call stubborn {{"told": "{told}"}}'))
 
     async def killed() -> list[int]:
-        await stopped(run, an_engine("stubborn"), told, StopReason.HAND_BACK, StopReason.KILL)
+        engine = an_engine("stubborn")
+        await stopped(run, engine, told, StopReason.HAND_BACK, StopReason.KILL)
         return [pid for pid in pids(told) if is_alive(pid)]
 
     assert asyncio.run(killed()) == []
@@ -136,6 +140,25 @@ def test_a_guard_that_is_killed_takes_its_tool_with_it(tmp_path: Path) -> None:
     answer, alive = asyncio.run(guard_killed())
     assert answer == ToolAnswer("Error: the tool ended its process: signal SIGKILL", is_error=True)
     assert alive == []
+
+
+def test_a_guard_that_is_stopped_does_not_hold_up_a_kill(tmp_path: Path) -> None:
+    told = tmp_path / "told"
+
+    async def killed() -> tuple[list[int], float]:
+        pool = ToolPool()
+        calling = asyncio.ensure_future(pool.call(f"{TOOLS}:stubborn", (), {"told": str(told)}, key=""))
+        await until(told.exists, "the tool runs")
+        os.kill(next(iter(pool._all))._process.pid, signal.SIGSTOP)
+        calling.cancel()
+        at = time.monotonic()
+        with pytest.raises(asyncio.CancelledError):
+            await calling
+        return [pid for pid in pids(told) if is_alive(pid)], time.monotonic() - at
+
+    alive, seconds = asyncio.run(killed())
+    assert alive == []
+    assert seconds < 2
 
 
 ENGINE_OF_ITS_OWN = """
@@ -175,7 +198,6 @@ def test_no_helper_is_left_when_the_engine_is_gone() -> None:
     pid = int(run_child(engine, a_child("!call process"))[0].output.split()[-1])
     assert is_alive(pid)
     del engine
-    gc.collect()
     assert not is_alive(pid)
 
 
@@ -244,6 +266,14 @@ def test_a_tool_gets_the_types_of_its_signature_and_may_return_what_is_json() ->
     assert outcome.output == 'typed said: {"year":2024,"place":{"name":"x"},"letters":1}'
 
 
+def test_an_iterable_is_checked_and_handed_over() -> None:
+    calls = '!call total {"numbers": [1, 2]}\n!call total {"numbers": [1, "x"]}'
+    outcome, _ = run_child(an_engine("total"), a_child(calls))
+    first, second = outcome.output.splitlines()
+    assert first == "total said: 3"
+    assert second.startswith("total failed: Error: 1: ")
+
+
 def test_a_tool_that_returns_an_awaitable_is_awaited() -> None:
     assert said("awaitable") == "awaitable said: later"
 
@@ -251,6 +281,17 @@ def test_a_tool_that_returns_an_awaitable_is_awaited() -> None:
 def test_a_tool_in_a_helper_knows_the_key_of_its_call() -> None:
     outcome, run = run_child(an_engine("key"), a_child("!call key"))
     assert outcome.output == f"key said: {CHILD}/{run.row('tool/call')['callId']}"
+
+
+def test_a_result_is_whole_up_to_its_bound_and_refused_above_it() -> None:
+    async def called() -> list[ToolAnswer]:
+        pool = ToolPool()
+        return [await pool.call(f"{TOOLS}:large", (size,), {}, key="") for size in (20, 64, 0)]
+
+    large, too_large, after = asyncio.run(called())
+    assert (len(large.text), large.is_error) == (20 * 2**20, False)
+    assert too_large == ToolAnswer("Error: the result is larger than 64 MiB", is_error=True)
+    assert after == ToolAnswer("")
 
 
 def test_a_helper_serves_again() -> None:

@@ -191,9 +191,9 @@ def _work(line: socket.socket, guard: int) -> NoReturn:
     _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != guard:
         os._exit(LINE_LOST)
+    # Standard output is nowhere already: what a tool prints is no answer, and may be content.
     nothing = os.open(os.devnull, os.O_RDWR)
     os.dup2(nothing, 0)
-    os.dup2(nothing, 1)
     os.close(nothing)
     server = Server(line)
     try:
@@ -255,9 +255,6 @@ class Server:
             return {"text": words_of(error), "is_error": True, "is_spent": True}
         except BaseException as error:  # noqa: BLE001 - whatever a tool raises is an answer
             return {"text": words_of(error), "is_error": True}
-        if len(text) > ANSWER_LIMIT_BYTES // 6:
-            # Six bytes are the most that a character takes as JSON.
-            return {"text": "Error: the result is too large", "is_error": True, "is_spent": True}
         return {"text": text, "is_error": False}
 
     def _called(self, path: str, key: str, given: bytes) -> str:
@@ -306,6 +303,14 @@ class Server:
         import json  # noqa: PLC0415
 
         body = json.dumps(answer).encode("ascii")
+        if len(body) > ANSWER_LIMIT_BYTES:
+            size = ANSWER_LIMIT_BYTES // 2**20
+            answer = {
+                "text": f"Error: the result is larger than {size} MiB",
+                "is_error": True,
+                "is_spent": True,
+            }
+            body = json.dumps(answer).encode("ascii")
         self._line.sendall(LENGTH.pack(len(body)) + body)
 
 

@@ -63,6 +63,7 @@ def python_tool(
     async def call(arguments: Mapping[str, Any], _call_id: str) -> ToolAnswer:
         try:
             checked = schema.validator.validate_python(dict(arguments))
+            checked = {name: _read(value) for name, value in checked.items()}
         except ValidationError as error:
             return ToolAnswer(f"Error: {faults_of(error)}", is_error=True)
         args, kwargs = schema._call_args(checked, None)  # type: ignore[arg-type]  # noqa: SLF001 - its only way
@@ -103,6 +104,11 @@ def _kept(function: Callable[[], Any]) -> Any:
         return function()
     except BaseException as error:  # noqa: BLE001 - it is the tool's, and not the thread's
         return _Raised(error)
+
+
+def _read(value: Any) -> Any:
+    """An argument with its items: pydantic checks an Iterable as it is read, and that does not pickle."""
+    return iter(list(value)) if type(value).__name__ == "ValidatorIterator" else value
 
 
 def faults_of(error: ValidationError) -> str:
