@@ -2,15 +2,29 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
 from typing import Any, Literal, Self, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic_core import PydanticSerializationError
 
-from dsh_tasks.errors import OptionRefused
+from dsh_tasks.errors import LimitReached, OptionRefused
+from dsh_tasks.schema import check_schema
+from dsh_tasks.session import Session
+from dsh_tasks.settings import Settings
 
 V = TypeVar("V", bound=BaseModel)
 
 MaxDepth = int | Literal["provider-managed"]
+Prompt = str | Sequence[Mapping[str, Any]]
+Mode = Literal["foreground", "background"]
+
+NAME_MAX_BYTES = 1_024
+"""Owners, keys, engines, task ids."""
+LABEL_MAX_BYTES = 4_096
+DEPTH_MOST = 1_000
 
 
 class _Value(BaseModel):
@@ -82,3 +96,117 @@ def checked(model: type[V], option: str, given: Any) -> V:
         first = error.errors(include_url=False, include_input=False)[0]
         path = ".".join(str(part) for part in (option, *first["loc"]))
         raise OptionRefused(path, first["msg"]) from None
+
+
+def resolve_policy(
+    *,
+    parent: Session | None,
+    agent_options: AgentOptions | Mapping[str, Any] | None,
+    tool_filter: ToolFilter | Mapping[str, Any] | None,
+    persona: str | None,
+    output_schema: Mapping[str, Any] | None,
+    max_depth: MaxDepth,
+) -> Policy:
+    """The policy of one start, checked. What was left out stays out. Raises OptionRefused, SchemaRefused."""
+    if isinstance(max_depth, bool) or (isinstance(max_depth, int) and max_depth < 0):
+        raise OptionRefused("max_depth", "a whole number from 0, or 'provider-managed'")
+    if output_schema is not None:
+        check_schema(output_schema)
+    route = parent.model_route() if parent is not None else None
+    given: dict[str, Any] = {
+        "persona": persona,
+        "output_schema": dict(output_schema) if output_schema is not None else None,
+        "max_depth": max_depth,
+        "parent_route": Route(provider=route[0], model=route[1]) if route else None,
+    }
+    if agent_options is not None:
+        given["agent_options"] = (
+            agent_options
+            if isinstance(agent_options, AgentOptions)
+            else checked(AgentOptions, "agent_options", dict(agent_options))
+        )
+    if tool_filter is not None:
+        given["tool_filter"] = (
+            tool_filter
+            if isinstance(tool_filter, ToolFilter)
+            else checked(ToolFilter, "tool_filter", dict(tool_filter))
+        )
+    return checked(Policy, "policy", given)
+
+
+def policy_text(policy: Policy) -> str:
+    """The policy as the record holds it. Raises OptionRefused where a text in it is no UTF-8."""
+    try:
+        return policy.to_json()
+    except PydanticSerializationError:
+        raise OptionRefused("policy", "a text in it holds half a character (a lone surrogate)") from None
+
+
+def depth_of(parent: Session | None) -> int:
+    """The depth that a log's header states. Raises OptionRefused for what is none."""
+    depth = 0 if parent is None else parent.header.delegation_depth
+    if isinstance(depth, bool) or not isinstance(depth, int) or not 0 <= depth <= DEPTH_MOST:
+        raise OptionRefused(
+            "parent", f"its header's delegationDepth is no whole number from 0 to {DEPTH_MOST}"
+        )
+    return depth
+
+
+def checked_text(option: str, given: Any, most_bytes: int, *, may_be_empty: bool = False) -> str:
+    """`given` where it is a text in UTF-8 of at most `most_bytes`. Raises OptionRefused."""
+    if not isinstance(given, str):
+        raise OptionRefused(option, "it must be a text")
+    if not given.strip() and not may_be_empty:
+        raise OptionRefused(option, "it is empty")
+    try:
+        size = len(given.encode())
+    except UnicodeEncodeError:
+        raise OptionRefused(option, "it holds half a character (a lone surrogate)") from None
+    if size > most_bytes:
+        raise OptionRefused(option, f"{size} bytes of UTF-8, at most {most_bytes}")
+    return given
+
+
+def depth_cap(policy: Policy, settings: Settings) -> int:
+    """The smaller of the instance's cap and the operator's, also under `provider-managed`."""
+    if policy.max_depth == "provider-managed":
+        return settings.max_depth_ceiling
+    return min(policy.max_depth, settings.max_depth_ceiling)
+
+
+def prompt_blocks(prompt: Prompt, limit_bytes: int) -> list[dict[str, Any]]:
+    """The prompt as content blocks, verbatim. Raises OptionRefused, LimitReached."""
+    blocks = [{"type": "text", "text": prompt}] if isinstance(prompt, str) else _blocks(prompt)
+    texts = [block.get("text") for block in blocks if block["type"] == "text"]
+    if any(not isinstance(text, str) for text in texts):
+        raise OptionRefused("prompt", "a text block holds a text")
+    if len(texts) == len(blocks) and not any(str(text).strip() for text in texts):
+        raise OptionRefused("prompt", "it is empty")
+    try:
+        size = len(json.dumps(blocks, ensure_ascii=False).encode())
+    except (TypeError, ValueError, RecursionError):
+        raise OptionRefused("prompt", "its blocks are not plain JSON in UTF-8") from None
+    if size > limit_bytes:
+        raise LimitReached(
+            "prompt_max_bytes", value=size, cap=limit_bytes, way_out="put the material into a file or the log"
+        )
+    return blocks
+
+
+def _blocks(prompt: Any) -> list[dict[str, Any]]:
+    wrong = OptionRefused("prompt", "a text, or a list of content blocks with a type each")
+    if not isinstance(prompt, Sequence) or isinstance(prompt, bytes) or not prompt:
+        raise wrong
+    if any(not isinstance(block, Mapping) or not isinstance(block.get("type"), str) for block in prompt):
+        raise wrong
+    return [dict(block) for block in prompt]
+
+
+def call_of(blocks: Sequence[Mapping[str, Any]], *, label: str, mode: str, instance: str) -> str:
+    """What a repeated call must equal: prompt, description, mode and instance, not the seed."""
+
+    def digest(value: Any) -> str:
+        return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()[:32]
+
+    parts = {"prompt": digest(list(blocks)), "description": digest(label), "mode": mode, "instance": instance}
+    return json.dumps(parts, sort_keys=True)

@@ -18,8 +18,9 @@ from dsh_tasks.errors import StoreUnavailable
 from dsh_tasks.queue import Message
 from dsh_tasks.settings import Settings
 from dsh_tasks.store import Keys
+from dsh_tasks.store.records import due_tasks
 from dsh_tasks.store.scripts import Arg, load
-from dsh_tasks.store.store import ANSWER_MS, NODES_PER_KILL, PUBLISH_WITHIN_MS, due_tasks
+from dsh_tasks.store.store import ANSWER_MS, NODES_PER_KILL, PUBLISH_WITHIN_MS
 from workers.clock import elapsed_s
 
 log = logging.getLogger(__name__)

@@ -1,9 +1,6 @@
 """The only room that knows Redis."""
 
-from dsh_tasks.store.connection import Link, connect, connect_sync, masked
-from dsh_tasks.store.inbox import Inbox
-from dsh_tasks.store.keys import Keys
-from dsh_tasks.store.store import (
+from dsh_tasks.store.answers import (
     Accepted,
     Claimed,
     DueTask,
@@ -15,8 +12,11 @@ from dsh_tasks.store.store import (
     OutputPage,
     Record,
     Settled,
-    Store,
 )
+from dsh_tasks.store.connection import Link, connect, connect_sync, masked
+from dsh_tasks.store.inbox import Inbox
+from dsh_tasks.store.keys import Keys
+from dsh_tasks.store.store import Store
 from dsh_tasks.store.wakeups import Wakeups
 
 __all__ = [

@@ -8,9 +8,10 @@ from typing import Any
 from dsh_tasks.errors import OwnerNotRunning, SpeakerTaken
 from dsh_tasks.notice import Notice
 from dsh_tasks.settings import Settings
+from dsh_tasks.store.answers import Fence
 from dsh_tasks.store.connection import Link
 from dsh_tasks.store.keys import Keys
-from dsh_tasks.store.store import NO_FENCE, Fence
+from dsh_tasks.store.store import NO_FENCE
 from dsh_tasks.task import Cause, Status
 
 MOST = 1_000

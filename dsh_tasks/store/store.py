@@ -3,18 +3,28 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
 from typing import Any
 
-from dsh_tasks.errors import LimitReached, OwnerNotRunning, StoreUnavailable, TaskNotFound
-from dsh_tasks.seed import Seed
-from dsh_tasks.session import Header
+from dsh_tasks.errors import OwnerNotRunning, StoreUnavailable, TaskNotFound
 from dsh_tasks.settings import Settings
 from dsh_tasks.store import seeds
+from dsh_tasks.store.answers import (
+    Accepted,
+    Claimed,
+    DueTask,
+    Fence,
+    FencedOff,
+    KillReceipt,
+    NewTask,
+    NotClaimed,
+    OutputPage,
+    Settled,
+)
 from dsh_tasks.store.connection import Link
 from dsh_tasks.store.keys import Keys
-from dsh_tasks.task import Cause, Outcome, Status, Task, Usage, cut_detail, cut_text
+from dsh_tasks.store.records import LISTED, due_tasks, limit_reached, record_of, task_of
+from dsh_tasks.task import Outcome, Status, Task, cut_detail, cut_text
 
 PUBLISH_WITHIN_MS = 2_000
 """A message not published by then is published by a reaper."""
@@ -22,143 +32,6 @@ ANSWER_MS = 60_000
 NODES_PER_KILL = 1_000
 
 NO_FENCE = ("", "")
-
-
-@dataclass(frozen=True, slots=True)
-class Fence:
-    """What proves that a child that acts is the running attempt of its task (rule 3)."""
-
-    attempt: int
-    token: str
-
-
-@dataclass(frozen=True, slots=True)
-class NewTask:
-    """What `submit` writes."""
-
-    id: str
-    owner: str
-    header_depth: int
-    """Depth that the owner's log header states; counts only where the owner is no recorded task."""
-    label: str
-    provider: str
-    engine: str
-    prompt: str
-    """JSON list of content blocks."""
-    policy: str
-    """JSON of the Policy."""
-    header: str
-    """JSON of the header of the child's own log; its depth is set from the record."""
-    depth_cap: int
-    seed: Seed
-    call_key: str
-    call: str
-    """JSON of what a repeated call must equal."""
-
-
-@dataclass(frozen=True, slots=True)
-class Accepted:
-    """The record exists."""
-
-    task_id: str
-    depth: int
-    repeated: bool
-    call: str
-    """JSON of the first call under this key."""
-
-
-@dataclass(frozen=True, slots=True)
-class Record:
-    """A record with its private parts, as a worker needs it."""
-
-    task: Task
-    prompt: tuple[Mapping[str, Any], ...]
-    policy: str
-    header: Mapping[str, Any]
-    seed_digest: str
-    log_next: int
-    structured: Any
-    has_structured: bool
-
-    def child_header(self, *, seeded: bool) -> Header:
-        """Header of the child's own log; its depth is the record's (rule 8)."""
-        return Header(
-            version=4,
-            id=self.task.id,
-            created_at=self.task.created_ms,
-            cwd=self.header.get("cwd"),
-            parent_session=self.task.owner,
-            is_seeded=seeded,
-            origin="subagent",
-            delegation_depth=self.task.depth,
-        )
-
-
-@dataclass(frozen=True, slots=True)
-class Claimed:
-    """This attempt is ours."""
-
-    record: Record
-    attempt: int
-    lease_until_ms: int
-
-
-@dataclass(frozen=True, slots=True)
-class NotClaimed:
-    """Somebody else has it, it has ended, it pauses, or there is no such record."""
-
-    why: str
-    """`taken`, `over`, `paused` or `missing`."""
-    status: str = ""
-    until_ms: int = 0
-    worker: str = ""
-    """Who has or had it: `host:pid`, or `inline in <task id>`."""
-
-
-@dataclass(frozen=True, slots=True)
-class FencedOff:
-    """The write was not this attempt's to make."""
-
-    status: str
-
-
-@dataclass(frozen=True, slots=True)
-class Settled:
-    """The task has ended with this status (a kill wins over what the attempt said)."""
-
-    status: Status
-    at_ms: int
-
-
-@dataclass(frozen=True, slots=True)
-class KillReceipt:
-    """What a kill took, each with the status before; or that the task had ended already."""
-
-    task_id: str
-    accepted: bool
-    status: Status
-    """Status of the task itself before the kill."""
-    took: tuple[tuple[str, Status], ...]
-
-
-@dataclass(frozen=True, slots=True)
-class DueTask:
-    """A queued task whose message is to be published."""
-
-    task_id: str
-    attempt: int
-    label: str
-    provider: str
-    depth: int
-    owner: str
-
-
-@dataclass(frozen=True, slots=True)
-class OutputPage:
-    """A record and a page of its final text."""
-
-    record: Record
-    page: bytes
 
 
 class Store:
@@ -489,121 +362,6 @@ class Store:
 def glob_of(text: str) -> str:
     """A pattern that matches just this text."""
     return "".join(f"\\{sign}" if sign in "*?[]^-\\" else sign for sign in text)
-
-
-LISTED = [
-    "id",
-    "owner",
-    "root",
-    "parent",
-    "depth",
-    "label",
-    "provider",
-    "engine",
-    "status",
-    "attempt",
-    "cause",
-    "detail",
-    "created",
-    "started",
-    "ended",
-    "lease_until",
-    "last_activity",
-    "losses",
-    "worker",
-    "activity",
-    "seed_turns",
-    "seed_events",
-    "seed_bytes",
-    "output_bytes",
-    "partial",
-    "input_tokens",
-    "output_tokens",
-    "model_calls",
-]
-
-
-def limit_reached(name: str, value: int, cap: int) -> LimitReached:
-    """The refusal of `submit` in words."""
-    if name == "depth":
-        way_out = "this session is at the greatest depth and may not delegate; do the work here"
-    else:
-        way_out = "wait for a child to end or kill one"
-    return LimitReached(name, value=value, cap=cap, way_out=way_out)
-
-
-def due_tasks(answer: Sequence[bytes]) -> list[DueTask]:
-    """The answer of `due`, typed."""
-    parts = [part.decode() for part in answer]
-    return [
-        DueTask(parts[i], int(parts[i + 1]), parts[i + 2], parts[i + 3], int(parts[i + 4]), parts[i + 5])
-        for i in range(0, len(parts), 6)
-    ]
-
-
-def record_of(flat: Sequence[bytes], *, now_ms: int) -> Record:
-    """A record from the flat pairs of HGETALL."""
-    raw = {name.decode(): value for name, value in zip(flat[::2], flat[1::2], strict=True)}
-    structured = raw.get("structured")
-    return Record(
-        task=task_of(raw, now_ms=now_ms),
-        prompt=tuple(json.loads(raw["prompt"])),
-        policy=raw["policy"].decode(),
-        header=json.loads(raw["header"]),
-        seed_digest=raw["seed"].decode(),
-        log_next=int(raw.get("log_next", 0)),
-        structured=json.loads(structured) if structured else None,
-        has_structured=structured is not None,
-    )
-
-
-def task_of(raw: Mapping[str, bytes], *, now_ms: int) -> Task:
-    """The public part of a record."""
-
-    def text(name: str) -> str:
-        return raw.get(name, b"").decode()
-
-    def number(name: str) -> int:
-        try:
-            return int(float(raw.get(name, b"0")))
-        except (ValueError, OverflowError):
-            # A damaged field must not hide the record, nor the others in a list.
-            return 0
-
-    def maybe(name: str) -> int | None:
-        return number(name) if name in raw else None
-
-    cause = text("cause")
-    return Task(
-        id=text("id"),
-        owner=text("owner"),
-        root=text("root"),
-        parent=text("parent") or None,
-        depth=number("depth"),
-        label=text("label"),
-        provider=text("provider"),
-        engine=text("engine"),
-        status=Status(text("status")),
-        attempt=number("attempt"),
-        cause=Cause(cause) if cause else None,
-        detail=text("detail"),
-        created_ms=number("created"),
-        started_ms=maybe("started"),
-        ended_ms=maybe("ended"),
-        lease_until_ms=maybe("lease_until"),
-        last_activity_ms=number("last_activity"),
-        losses=number("losses"),
-        worker=text("worker") or None,
-        activity=text("activity"),
-        seed_turns=number("seed_turns"),
-        seed_events=number("seed_events"),
-        seed_bytes=number("seed_bytes"),
-        output_bytes=number("output_bytes"),
-        partial=text("partial") == "1",
-        has_output=number("output_bytes") > 0,
-        usage=Usage(number("input_tokens"), number("output_tokens"), number("model_calls")),
-        now_ms=now_ms,
-    )
 
 
 def _entries(raw: Iterable[Any]) -> Iterable[tuple[bytes, list[bytes]]]:

@@ -11,7 +11,6 @@ from dataclasses import dataclass
 
 import pytest
 
-from dsh_tasks import client as client_module
 from dsh_tasks import format as log_format
 from dsh_tasks import seed
 from dsh_tasks.client import Client
@@ -89,7 +88,7 @@ def test_no_child_is_shown_the_open_turn_or_what_comes_after_the_call(
         assert released.wait(30)
         publish(app, message)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(client_module, "publish", held_back)
+    monkeypatch.setattr("dsh_tasks.client.publisher.publish", held_back)
     ids: dict[str, str] = {}
 
     def start(provider: str) -> None:

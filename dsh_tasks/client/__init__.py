@@ -1,0 +1,19 @@
+"""The verbs. `AsyncClient` for event loops, `Client` for plain code; one meaning, two ways to wait."""
+
+from dsh_tasks.client.asynchronous import AsyncClient, AsyncRun
+from dsh_tasks.client.output import Output
+from dsh_tasks.client.plain import Client, Run
+from dsh_tasks.client.publisher import Publisher
+from dsh_tasks.client.waiting import POLL_S, RecordWaiter, Waiter
+
+__all__ = [
+    "POLL_S",
+    "AsyncClient",
+    "AsyncRun",
+    "Client",
+    "Output",
+    "Publisher",
+    "RecordWaiter",
+    "Run",
+    "Waiter",
+]

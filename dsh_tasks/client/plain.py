@@ -1,0 +1,227 @@
+"""Client: the same verbs for plain code, over an AsyncClient on an event loop in a thread of its own."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import AsyncIterator, Coroutine, Iterator, Mapping
+from types import TracebackType
+from typing import Any, Self, TypeVar
+
+from dsh_tasks.client.asynchronous import AsyncClient, AsyncRun
+from dsh_tasks.client.output import Output
+from dsh_tasks.errors import StoreUnavailable
+from dsh_tasks.notice import Notice
+from dsh_tasks.provider import Registry
+from dsh_tasks.session import Event, Session
+from dsh_tasks.settings import Settings, load
+from dsh_tasks.store import KillReceipt
+from dsh_tasks.store.locate import located
+from dsh_tasks.submission import AgentOptions, MaxDepth, Mode, Prompt, ToolFilter
+from dsh_tasks.task import Task
+
+T = TypeVar("T")
+
+ENDING_CALLS_S = 10.0
+"""How long closing a client waits for cancelled calls to clean up."""
+
+
+class Run:
+    """A started child, for plain code."""
+
+    def __init__(self, client: Client, run: AsyncRun) -> None:
+        self._client = client
+        self._run = run
+        self.id = run.id
+        self.repeated = run.repeated
+        self.depth = run.depth
+
+    def result(self) -> Output:
+        """Wait for the end, however long. Raises StoreUnavailable where the server stays away."""
+        return self._client.call(self._run.result())
+
+    def dispose(self) -> None:
+        """Kill what still runs and wait until it has ended. Twice is once."""
+        self._client.call(self._run.dispose())
+
+
+class Client:
+    """The same verbs for plain code: an AsyncClient on an event loop in a thread of its own."""
+
+    def __init__(
+        self, settings: Settings | None = None, *, registry: Registry | None = None, owner: str | None = None
+    ) -> None:
+        """Connect like `AsyncClient.connect`. Raises StoreUnavailable where no server is known."""
+        found = located(settings or load())
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, name="dsh-client", daemon=True)
+        self._thread.start()
+        self._calls: set[asyncio.Task[Any]] = set()
+        self._client = self.call(_connected(found, registry, owner))
+        self._owns_loop = True
+
+    async def _tracked(self, coroutine: Coroutine[Any, Any, T]) -> T:
+        this = asyncio.current_task()
+        assert this is not None
+        self._calls.add(this)
+        try:
+            return await coroutine
+        finally:
+            self._calls.discard(this)
+
+    async def _end(self) -> None:
+        """A call that Ctrl-C cancelled may still be killing what it had started: let it."""
+        this = asyncio.current_task()
+        if others := {call for call in self._calls if call is not this}:
+            await asyncio.wait(others, timeout=ENDING_CALLS_S)
+        await self._client.close()
+
+    @property
+    def settings(self) -> Settings:
+        """The settings in force, with the server's URL."""
+        return self._client.settings
+
+    @property
+    def registry(self) -> Registry:
+        """The providers that a start may name."""
+        return self._client.registry
+
+    @property
+    def owner(self) -> str | None:
+        """The session that this client is bound to; None for the operator."""
+        return self._client.owner
+
+    def call(self, coroutine: Coroutine[Any, Any, T]) -> T:
+        """Run a coroutine on the client's loop and wait for it; Ctrl-C cancels it."""
+        if self._loop.is_closed():
+            coroutine.close()
+            msg = "this client is closed"
+            raise StoreUnavailable(msg)
+        future = asyncio.run_coroutine_threadsafe(self._tracked(coroutine), self._loop)
+        try:
+            return future.result()
+        except BaseException:
+            future.cancel()
+            raise
+
+    def for_owner(self, owner: str) -> Client:
+        """The same connections, bound to a session. Closing it closes nothing."""
+        other = object.__new__(Client)
+        other._loop, other._thread = self._loop, self._thread
+        other._client = self._client.for_owner(owner)
+        other._calls = self._calls
+        other._owns_loop = False
+        return other
+
+    def start(
+        self,
+        provider: str,
+        *,
+        prompt: Prompt,
+        parent: Session | None = None,
+        owner: str | None = None,
+        label: str = "",
+        agent_options: AgentOptions | Mapping[str, Any] | None = None,
+        tool_filter: ToolFilter | Mapping[str, Any] | None = None,
+        persona: str | None = None,
+        output_schema: Mapping[str, Any] | None = None,
+        max_depth: MaxDepth = 3,
+        key: str | None = None,
+        mode: Mode = "background",
+        instance: str | None = None,
+        engine: str | None = None,
+    ) -> Run:
+        """Start one child; see AsyncClient.start."""
+        run = self.call(
+            self._client.start(
+                provider,
+                prompt=prompt,
+                parent=parent,
+                owner=owner,
+                label=label,
+                agent_options=agent_options,
+                tool_filter=tool_filter,
+                persona=persona,
+                output_schema=output_schema,
+                max_depth=max_depth,
+                key=key,
+                mode=mode,
+                instance=instance,
+                engine=engine,
+            )
+        )
+        return Run(self, run)
+
+    def output(
+        self,
+        task_id: str,
+        *,
+        wait: bool = False,
+        timeout_ms: int | None = None,
+        offset: int = 0,
+        limit_bytes: int | None = None,
+    ) -> Output:
+        """The status and a page of the final text; see AsyncClient.output."""
+        return self.call(
+            self._client.output(
+                task_id, wait=wait, timeout_ms=timeout_ms, offset=offset, limit_bytes=limit_bytes
+            )
+        )
+
+    def task(self, task_id: str) -> Task:
+        """The record. Raises TaskNotFound."""
+        return self.call(self._client.task(task_id))
+
+    def list_tasks(self, *, tree: bool = True, all_owners: bool = False) -> list[Task]:
+        """Tasks of this session and below; see AsyncClient.list_tasks."""
+        return self.call(self._client.list_tasks(tree=tree, all_owners=all_owners))
+
+    def session(self, task_id: str) -> Session:
+        """The child's whole log so far. Raises TaskNotFound, SeedRefused."""
+        return self.call(self._client.session(task_id))
+
+    def follow(self, task_id: str, *, start: int = 0) -> Iterator[Event]:
+        """The child's own rows as they come, until it has ended. Raises TaskNotFound."""
+        rows = self._client.follow(task_id, start=start)
+        while True:
+            try:
+                yield self.call(_next(rows))
+            except StopAsyncIteration:
+                return
+
+    def kill(self, task_id: str, *, reason: str | None = None) -> KillReceipt:
+        """Kill a task and all below it; see AsyncClient.kill."""
+        return self.call(self._client.kill(task_id, reason=reason))
+
+    def dispose(self, task_id: str) -> None:
+        """Kill what still runs and wait until it has ended."""
+        self.call(self._client.dispose(task_id))
+
+    def notices(self, *, acknowledge: bool = False) -> tuple[Notice, ...]:
+        """Endings not yet acknowledged; see AsyncClient.notices."""
+        return self.call(self._client.notices(acknowledge=acknowledge))
+
+    def close(self) -> None:
+        """Close the connections. Children live on."""
+        if not self._owns_loop:
+            return
+        self.call(self._end())
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
+        self._loop.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+async def _connected(settings: Settings, registry: Registry | None, owner: str | None) -> AsyncClient:
+    return AsyncClient.connect(settings, registry=registry, owner=owner)
+
+
+async def _next(rows: AsyncIterator[Event]) -> Event:
+    return await anext(rows)

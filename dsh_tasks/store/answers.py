@@ -1,0 +1,148 @@
+"""Answers: what goes into the store and what comes out, typed; never a raw reply."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from dsh_tasks.seed import Seed
+from dsh_tasks.session import Header
+from dsh_tasks.task import Status, Task
+
+
+@dataclass(frozen=True, slots=True)
+class Fence:
+    """What proves that a child that acts is the running attempt of its task (rule 3)."""
+
+    attempt: int
+    token: str
+
+
+@dataclass(frozen=True, slots=True)
+class NewTask:
+    """What `submit` writes."""
+
+    id: str
+    owner: str
+    header_depth: int
+    """Depth that the owner's log header states; counts only where the owner is no recorded task."""
+    label: str
+    provider: str
+    engine: str
+    prompt: str
+    """JSON list of content blocks."""
+    policy: str
+    """JSON of the Policy."""
+    header: str
+    """JSON of the header of the child's own log; its depth is set from the record."""
+    depth_cap: int
+    seed: Seed
+    call_key: str
+    call: str
+    """JSON of what a repeated call must equal."""
+
+
+@dataclass(frozen=True, slots=True)
+class Accepted:
+    """The record exists."""
+
+    task_id: str
+    depth: int
+    repeated: bool
+    call: str
+    """JSON of the first call under this key."""
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """A record with its private parts, as a worker needs it."""
+
+    task: Task
+    prompt: tuple[Mapping[str, Any], ...]
+    policy: str
+    header: Mapping[str, Any]
+    seed_digest: str
+    log_next: int
+    structured: Any
+    has_structured: bool
+
+    def child_header(self, *, seeded: bool) -> Header:
+        """Header of the child's own log; its depth is the record's (rule 8)."""
+        return Header(
+            version=4,
+            id=self.task.id,
+            created_at=self.task.created_ms,
+            cwd=self.header.get("cwd"),
+            parent_session=self.task.owner,
+            is_seeded=seeded,
+            origin="subagent",
+            delegation_depth=self.task.depth,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Claimed:
+    """This attempt is ours."""
+
+    record: Record
+    attempt: int
+    lease_until_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class NotClaimed:
+    """Somebody else has it, it has ended, it pauses, or there is no such record."""
+
+    why: str
+    """`taken`, `over`, `paused` or `missing`."""
+    status: str = ""
+    until_ms: int = 0
+    worker: str = ""
+    """Who has or had it: `host:pid`, or `inline in <task id>`."""
+
+
+@dataclass(frozen=True, slots=True)
+class FencedOff:
+    """The write was not this attempt's to make."""
+
+    status: str
+
+
+@dataclass(frozen=True, slots=True)
+class Settled:
+    """The task has ended with this status (a kill wins over what the attempt said)."""
+
+    status: Status
+    at_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class KillReceipt:
+    """What a kill took, each with the status before; or that the task had ended already."""
+
+    task_id: str
+    accepted: bool
+    status: Status
+    """Status of the task itself before the kill."""
+    took: tuple[tuple[str, Status], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class DueTask:
+    """A queued task whose message is to be published."""
+
+    task_id: str
+    attempt: int
+    label: str
+    provider: str
+    depth: int
+    owner: str
+
+
+@dataclass(frozen=True, slots=True)
+class OutputPage:
+    """A record and a page of its final text."""
+
+    record: Record
+    page: bytes
