@@ -1,8 +1,7 @@
 """Turn: one attempt of one child, step by step: ask the model, run its calls, write each as it happens.
 
 Own loop over pydantic-ai's direct model interface instead of its Agent: the order of rows (an answer
-before its tools run, a call's mark before the call) and what a kill keeps are then decided here, and an
-offline child costs a fifth of what `Agent.iter` takes.
+before its tools run, a call's mark before the call) and what a kill keeps are then decided here.
 """
 
 from __future__ import annotations
