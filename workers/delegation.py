@@ -137,7 +137,7 @@ class Delegation:
         That is what an earlier attempt of it began and this one did not ask for again.
         """
         store = self._store
-        ((*ids,),) = await store.started_by([attempt.child.session_id])
+        (ids,) = await store.started_by([attempt.child.session_id])
         for task_id in await store.live_foreground(ids):
             await store.kill(
                 task_id,
