@@ -25,7 +25,7 @@ from dsh_tasks.store import (
     Store,
     connect,
 )
-from dsh_tasks.task import Cause, Outcome, Status, Usage
+from dsh_tasks.task import ALLOWED, Cause, Outcome, Status, Usage
 
 Scenario = Callable[[Store], Awaitable[None]]
 
@@ -497,5 +497,62 @@ def test_a_server_that_is_full_can_still_end_work(settings: Settings) -> None:
             assert (await store.kill(other.id, caller="s-1", token="t", detail="")).accepted
         finally:
             await store.link.command("CONFIG", "SET", "maxmemory", "0")
+
+    on_store(settings, scenario)
+
+
+CHANGES = (
+    "claim",
+    "completed",
+    "failed",
+    "kill",
+    "hand back",
+    "lose the lease",
+    "lose it for good",
+    "unconfirmed",
+)
+
+
+@pytest.mark.parametrize("start", list(Status))
+@pytest.mark.parametrize("change", CHANGES)
+def test_the_scripts_make_only_the_changes_that_the_table_allows(
+    settings: Settings, start: Status, change: str
+) -> None:
+    """Lua decides, `task.ALLOWED` explains: each change is tried from each status."""
+
+    async def scenario(store: Store) -> None:
+        new = a_task()
+        await store.submit(new)
+        fence = Fence(0, "none")
+        if start is not Status.QUEUED:
+            claimed = await store.claim(new.id, "mine", "w")
+            assert isinstance(claimed, Claimed)
+            fence = Fence(claimed.attempt, "mine")
+        if start in (Status.STOPPING, Status.KILLED):
+            await store.kill(new.id, caller="s-1", token="first", detail="")
+        if start.is_terminal:
+            cause = None if start is Status.COMPLETED else Cause.ERROR
+            await settle(store, new, fence, Outcome(start, cause))
+        assert await status_of(store, new.id) is start
+
+        match change:
+            case "claim":
+                await store.claim(new.id, "another", "w2")
+            case "completed":
+                await settle(store, new, fence, done())
+            case "failed":
+                await settle(store, new, fence, Outcome(Status.FAILED, Cause.ERROR))
+            case "kill":
+                await store.kill(new.id, caller="s-1", token="second", detail="")
+            case "hand back":
+                await store.hand_back(new.id, fence)
+            case "unconfirmed":
+                await store.link.command("HSET", store.keys.task(new.id), "stop_until", 1)
+                await reap(store, new.id)
+            case _:
+                await expire_lease(store, new.id)
+                await reap(store, new.id, losses=1 if change == "lose it for good" else 9)
+        after = await status_of(store, new.id)
+        assert after is start or after in ALLOWED[start]
 
     on_store(settings, scenario)
