@@ -85,7 +85,10 @@ def main() -> None:
     server = embedded.start()
     default = Settings(redis_url=server.url)
     settings = Settings(redis_url=server.url, live_per_owner=max(given.children, 200))
-    with tempfile.TemporaryDirectory() as folder, ModelServer(lambda _: Reply("done", seconds=given.seconds)) as model:
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        ModelServer(lambda _: Reply("done", seconds=given.seconds)) as model,
+    ):
         rig = Rig(settings, Path(folder))
         try:
             for _ in range(given.workers):
@@ -97,8 +100,10 @@ def main() -> None:
             report["model_calls"] = sum(calls.values())
             report["peak_at_the_model"] = model.peak
             report["faults_at_the_model"] = model.faults
-            report["resident_mb"] = {"idle": [round(v) for v in idle],
-                                     "after": [round(resident_mb(worker.pid)) for worker in rig.workers]}
+            report["resident_mb"] = {
+                "idle": [round(v) for v in idle],
+                "after": [round(resident_mb(worker.pid)) for worker in rig.workers],
+            }
             report["eleventh_refused_at_the_default"] = asyncio.run(eleventh_is_refused(default))
             print(json.dumps(report, indent=2))
         finally:

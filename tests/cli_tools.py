@@ -74,7 +74,9 @@ class InsideCli(Cli):
     monkeypatch: pytest.MonkeyPatch
     capsys: pytest.CaptureFixture[str]
 
-    def __call__(self, *arguments: str, stdin: str = "", within_s: float = 60) -> subprocess.CompletedProcess[str]:
+    def __call__(
+        self, *arguments: str, stdin: str = "", within_s: float = 60
+    ) -> subprocess.CompletedProcess[str]:
         with self.monkeypatch.context() as patched:
             for name in set(os.environ) - set(self.env):
                 patched.delenv(name)

@@ -12,9 +12,11 @@ from pathlib import Path
 import pytest
 
 from dsh_tasks.client import Client
+from dsh_tasks.provider import Registry
 from dsh_tasks.settings import Settings
 from dsh_tasks.store import embedded
-from tests.rig_tools import Rig
+from tests.model_server import ModelServer
+from tests.rig_tools import Place, Rig
 
 
 def server_binary() -> str | None:
@@ -109,3 +111,21 @@ def make_client() -> Iterator[Callable[..., Client]]:
 @pytest.fixture
 def client(make_client: Callable[..., Client], settings: Settings, owner: str) -> Client:
     return make_client(settings, owner=owner)
+
+
+@pytest.fixture
+def make_place(
+    make_settings: Callable[..., Settings],
+    make_rig: Callable[[Settings], Rig],
+    make_client: Callable[..., Client],
+) -> Iterator[Callable[[Registry], Place]]:
+    """A worker over a recording model, and a client with the given providers."""
+    with ModelServer() as model:
+
+        def make(registry: Registry) -> Place:
+            settings = make_settings(live_per_owner=100)
+            rig = make_rig(settings)
+            rig.worker(**model.environment)
+            return Place(make_client(settings, registry=registry), model, settings)
+
+        yield make

@@ -9,7 +9,9 @@ import sys
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from dsh_tasks.client import Client
 from dsh_tasks.settings import Settings
+from tests.model_server import ModelServer
 from tests.waiting import wait_until
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -57,6 +59,15 @@ class Worker:
     @property
     def lines(self) -> str:
         return self.log.read_text("utf-8", "replace")
+
+
+@dataclass
+class Place:
+    """A client, the model that its children ask, and the settings of both."""
+
+    client: Client
+    model: ModelServer
+    settings: Settings
 
 
 @dataclass

@@ -1,7 +1,7 @@
 """Writes docs/reference.md from the code: settings, errors, exit codes, commands.
 
-    python tools/write_reference.py           writes it
-    python tools/write_reference.py --check   exits 1 where it is not what the code says
+python tools/write_reference.py           writes it
+python tools/write_reference.py --check   exits 1 where it is not what the code says
 """
 
 from __future__ import annotations
@@ -101,7 +101,7 @@ def text() -> str:
         "",
         "## Commands",
         "",
-        "Each takes `--json`: one JSON document on stdout, errors as `{\"error\": {\"code\", \"message\", \"facts\"}}`.",
+        'Each takes `--json`: one JSON document on stdout, errors as `{"error": {"code", "message", "facts"}}`.',
         "",
         *commands(),
     ]

@@ -72,11 +72,15 @@ def test_4_a_window_of_one_turn_is_a_provider_of_its_own(
     rig.worker()
     client = make_client(rig.settings, registry=Registry([fork_lite("last-turn", 1)]))
     assert "Friday" in client.start("last-turn", parent=parent, prompt="What is the deadline?").result().text
-    assert "cannot know" in client.start("last-turn", parent=parent, prompt="What is the budget?").result().text
+    assert (
+        "cannot know" in client.start("last-turn", parent=parent, prompt="What is the budget?").result().text
+    )
 
 
 def test_5_an_ending_that_nobody_read_is_told_until_it_is_acknowledged(mine: Client, parent: Session) -> None:
-    read, unread = (mine.start("spawn", parent=parent, prompt="hello", label=name) for name in ("read", "unread"))
+    read, unread = (
+        mine.start("spawn", parent=parent, prompt="hello", label=name) for name in ("read", "unread")
+    )
     read.result()
     while not mine.task(unread.id).is_terminal:
         pass

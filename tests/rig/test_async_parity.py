@@ -34,8 +34,12 @@ async def rows_of(followed: Any) -> list[str]:
 async def story(client: Client | AsyncClient) -> list[Any]:
     """Everything that a caller sees, without ids and times."""
     told: list[Any] = []
-    run = await settled(client.start("fork", parent=PARENT, prompt="What is the codeword?", label="a", key="k"))
-    again = await settled(client.start("fork", parent=PARENT, prompt="What is the codeword?", label="a", key="k"))
+    run = await settled(
+        client.start("fork", parent=PARENT, prompt="What is the codeword?", label="a", key="k")
+    )
+    again = await settled(
+        client.start("fork", parent=PARENT, prompt="What is the codeword?", label="a", key="k")
+    )
     told += [again.id == run.id, again.repeated, run.depth]
     done = await settled(run.result())
     told += [done.text, done.task.status, done.total_bytes, done.next_offset, done.task.seed_turns]

@@ -41,7 +41,9 @@ def cli(settings: Settings, tmp_path: Path) -> Cli:
 def working(server: embedded.Server, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cli]:
     """With a worker, which the tests of this module share: each has an owner of its own."""
     name = secrets.token_hex(4)
-    shared = Rig(Settings(redis_url=server.url, prefix=f"t{name}:", queue=f"q{name}"), tmp_path_factory.mktemp("rig"))
+    shared = Rig(
+        Settings(redis_url=server.url, prefix=f"t{name}:", queue=f"q{name}"), tmp_path_factory.mktemp("rig")
+    )
     shared.worker()
     yield Cli(environment(shared.settings, DSH_TASKS_STATE_DIR=str(shared.folder)))
     shared.close()
@@ -140,7 +142,9 @@ def test_interrupting_a_foreground_wait_kills_the_child_and_ends_with_130(
     assert task["status"] == "killed"
 
 
-def test_interrupting_a_wait_for_output_leaves_the_child_alone(working: Cli, owner: str, tmp_path: Path) -> None:
+def test_interrupting_a_wait_for_output_leaves_the_child_alone(
+    working: Cli, owner: str, tmp_path: Path
+) -> None:
     task_id = started(working, LONG, owner=owner)
     with working.running("output", task_id, "--wait", folder=tmp_path) as waiting:
         waiting.await_words("waiting for")

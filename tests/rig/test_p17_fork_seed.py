@@ -6,8 +6,7 @@ Origin: pi-subagents#1956, agenc-core#2202, octo#1731, octos#1146, qwen#8326, qw
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable
 
 import pytest
 
@@ -22,8 +21,7 @@ from dsh_tasks.store import Keys
 from dsh_tasks.task import Status
 from tests.factories import CANARY, a_log
 from tests.independent_fold import completed_turns, joined, kept_history, shown_request
-from tests.model_server import ModelServer
-from tests.rig_tools import Rig
+from tests.rig_tools import Place
 
 pytestmark = pytest.mark.rig
 
@@ -36,25 +34,9 @@ def the_parent() -> Session:
     return a_log(turns=3, tools=30, notices=2, reasons={2: "aborted"}, open_turn=True)
 
 
-@dataclass
-class Place:
-    client: Client
-    model: ModelServer
-    settings: Settings
-
-
 @pytest.fixture
-def place(
-    make_settings: Callable[..., Settings],
-    make_rig: Callable[[Settings], Rig],
-    make_client: Callable[..., Client],
-) -> Iterator[Place]:
-    settings = make_settings(live_per_owner=100)
-    registry = Registry([spawn(), fork(), *(fork_lite(f"lite-{n}", n) for n in WINDOWS)])
-    rig = make_rig(settings)
-    with ModelServer() as model:
-        rig.worker(**model.environment)
-        yield Place(make_client(settings, registry=registry), model, settings)
+def place(make_place: Callable[[Registry], Place]) -> Place:
+    return make_place(Registry([spawn(), fork(), *(fork_lite(f"lite-{n}", n) for n in WINDOWS)]))
 
 
 def test_a_fork_is_all_rows_up_to_the_last_turn_end_contiguous_from_zero() -> None:
@@ -73,7 +55,11 @@ def test_a_window_counts_turns_and_not_calls() -> None:
     assert [seed.window(parent, n).turns for n in WINDOWS] == [0, 1, 2, 3, 3]
     assert seed.window(parent, 1).event_count > 60, "thirty calls and their results are one turn"
     assert seed.window(parent, 99).digest == seed.cut(parent).digest
-    assert seed.window(parent, 0).digest == seed.cut(a_log(turns=0, open_turn=True)).digest == seed.empty().digest
+    assert (
+        seed.window(parent, 0).digest
+        == seed.cut(a_log(turns=0, open_turn=True)).digest
+        == seed.empty().digest
+    )
 
 
 def test_no_child_is_shown_the_open_turn_or_what_comes_after_the_call(

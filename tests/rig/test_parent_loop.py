@@ -41,7 +41,10 @@ def a_parent(tmp_path: Path) -> SessionLog:
 
 async def ended(client: AsyncClient, *prompts: str) -> list[str]:
     """Start children and wait until each has ended, as somebody whose look holds nothing back."""
-    runs = [await client.for_owner("parent").start("spawn", prompt=prompt, label=prompt[:20]) for prompt in prompts]
+    runs = [
+        await client.for_owner("parent").start("spawn", prompt=prompt, label=prompt[:20])
+        for prompt in prompts
+    ]
     for run in runs:
         await client.output(run.id, wait=True)
     return [run.id for run in runs]
@@ -80,66 +83,50 @@ def test_endings_of_a_busy_parent_come_with_its_next_step_as_one_message(
     with_client(settings, scenario)
 
 
-def test_a_crash_between_the_log_and_the_acknowledgement_repeats_nothing(
-    rig: Rig, tmp_path: Path, settings: Settings, monkeypatch: pytest.MonkeyPatch
+class Crash(Exception):
+    pass
+
+
+@pytest.mark.parametrize(
+    ("crashes_at", "was_written"),
+    [
+        ("dsh_tasks.store.inbox.Inbox.acknowledge", True),
+        ("dsh_tasks.parent_loop.notice_row", False),
+    ],
+    ids=["between log and acknowledgement", "before the log"],
+)
+def test_a_crash_on_the_way_of_a_notice_neither_loses_nor_repeats_it(
+    rig: Rig,
+    tmp_path: Path,
+    settings: Settings,
+    monkeypatch: pytest.MonkeyPatch,
+    crashes_at: str,
+    was_written: bool,
 ) -> None:
     rig.worker()
 
-    class Crash(Exception):
-        pass
+    def crash(*_: object, **__: object) -> None:
+        raise Crash
 
     async def scenario(client: AsyncClient) -> None:
         log = a_parent(tmp_path)
         loop = ParentLoop(client, log)
         await loop.__aenter__()
         (task_id,) = await ended(client, "one")
-
-        def crash(*_: object, **__: object) -> None:
-            raise Crash
-
-        monkeypatch.setattr("dsh_tasks.store.inbox.Inbox.acknowledge", crash)
+        monkeypatch.setattr(crashes_at, crash)
         with pytest.raises(Crash):
             await loop.turn("go", says)
         monkeypatch.undo()
         await loop.__aexit__(None, None, None)
-        assert told_ids(log) == [task_id]
+        assert told_ids(log) == [task_id] * was_written
 
         again = a_parent(tmp_path)
         async with ParentLoop(client, again) as restarted:
-            assert await client.for_owner("parent").notices() == (), "the log holds it: acknowledged at once"
+            pending = await client.for_owner("parent").notices()
+            assert len(pending) == (not was_written), "what the log holds is acknowledged at once"
             await restarted.turn("and now", says)
         assert told_ids(again) == [task_id]
-        session = log_format.read(again.path)
-        assert [turn.reason for turn in session.turns()] == ["interrupted", "completed"]
-
-    with_client(settings, scenario)
-
-
-def test_a_crash_before_the_log_write_loses_nothing(
-    rig: Rig, tmp_path: Path, settings: Settings, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    rig.worker()
-
-    class Crash(Exception):
-        pass
-
-    async def scenario(client: AsyncClient) -> None:
-        log = a_parent(tmp_path)
-        loop = ParentLoop(client, log)
-        await loop.__aenter__()
-        (task_id,) = await ended(client, "one")
-
-        def crash(*_: object, **__: object) -> None:
-            raise Crash
-
-        monkeypatch.setattr("dsh_tasks.parent_loop.notice_row", crash)
-        with pytest.raises(Crash):
-            await loop.turn("go", says)
-        monkeypatch.undo()
-        await loop.__aexit__(None, None, None)
-        async with ParentLoop(client, a_parent(tmp_path)) as restarted:
-            await restarted.turn("and now", says)
-            assert told_ids(restarted.log) == [task_id]
+        assert [turn.reason for turn in log_format.read(again.path).turns()] == ["interrupted", "completed"]
 
     with_client(settings, scenario)
 

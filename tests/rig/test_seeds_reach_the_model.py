@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable
 from importlib.resources import files
 from pathlib import Path
 
@@ -18,8 +17,7 @@ from dsh_tasks.settings import Settings
 from dsh_tasks.task import Status
 from tests.factories import a_log
 from tests.independent_fold import joined, kept_history, shown_request
-from tests.model_server import ModelServer
-from tests.rig_tools import Rig
+from tests.rig_tools import Place, Rig
 
 pytestmark = pytest.mark.rig
 
@@ -27,25 +25,9 @@ WINDOWS = (0, 1, 2, 5, 99)
 PROVIDERS = {"spawn": 0, "fork": None, **{f"fork-lite-{n}": n for n in WINDOWS}}
 
 
-@dataclass
-class Place:
-    client: Client
-    model: ModelServer
-    rig: Rig
-
-
 @pytest.fixture
-def place(
-    make_settings: Callable[..., Settings],
-    make_rig: Callable[[Settings], Rig],
-    make_client: Callable[..., Client],
-) -> Iterator[Place]:
-    settings = make_settings(live_per_owner=100)
-    registry = Registry([spawn(), fork(), *(fork_lite(f"fork-lite-{n}", n) for n in WINDOWS)])
-    rig = make_rig(settings)
-    with ModelServer() as model:
-        rig.worker(**model.environment)
-        yield Place(make_client(settings, registry=registry), model, rig)
+def place(make_place: Callable[[Registry], Place]) -> Place:
+    return make_place(Registry([spawn(), fork(), *(fork_lite(f"fork-lite-{n}", n) for n in WINDOWS)]))
 
 
 def packaged() -> Session:

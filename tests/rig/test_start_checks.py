@@ -47,7 +47,11 @@ def test_a_worker_refuses_a_server_that_evicts(
         check=False,
     )
     assert ended.returncode == 6
-    assert ended.stderr.strip().splitlines()[-1].startswith("dsh-tasks worker: configuration of 'server maxmemory")
+    assert (
+        ended.stderr.strip()
+        .splitlines()[-1]
+        .startswith("dsh-tasks worker: configuration of 'server maxmemory")
+    )
 
 
 def test_a_server_without_an_append_only_file_is_told_and_allowed(caplog: pytest.LogCaptureFixture) -> None:
@@ -55,7 +59,9 @@ def test_a_server_without_an_append_only_file_is_told_and_allowed(caplog: pytest
     assert "CONFIG SET appendonly yes" in caplog.text
 
 
-def test_a_server_that_stays_silent_is_named_without_its_password(make_settings: Callable[..., Settings]) -> None:
+def test_a_server_that_stays_silent_is_named_without_its_password(
+    make_settings: Callable[..., Settings],
+) -> None:
     port = embedded.free_port()
     settings = make_settings(redis_url=f"redis://ops:secret@127.0.0.1:{port}/0")
     with pytest.raises(StoreUnavailable) as refused:

@@ -68,7 +68,9 @@ def test_without_a_server_a_verb_ends_with_5_and_names_the_way_out(cli: Cli, ver
 
 
 @pytest.mark.parametrize("verb", ["output", "list", "start"])
-def test_a_server_that_does_not_answer_ends_with_5_and_shows_no_password(make_cli: Callable[..., InsideCli], verb: str) -> None:
+def test_a_server_that_does_not_answer_ends_with_5_and_shows_no_password(
+    make_cli: Callable[..., InsideCli], verb: str
+) -> None:
     url = "redis://someone:verysecret@127.0.0.1:1/0"
     cli = make_cli(DSH_TASKS_REDIS_URL=url, DSH_TASKS_CALL_TIMEOUT_MS="500")
     done = cli(verb, *VERBS[verb])
