@@ -6,7 +6,6 @@ import asyncio
 from collections import OrderedDict
 
 from dsh_tasks.seed import decode
-
 from dsh_tasks.session import Event
 from dsh_tasks.store import Store
 from dsh_tasks.store.seeds import fetch
