@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import logging
+import os
 import sys
 
 from dsh_tasks.errors import DshTasksError
@@ -39,6 +40,8 @@ def main(argv: list[str] | None = None) -> int:
     except DshTasksError as error:
         print(f"dsh-tasks worker: {error.message}", file=sys.stderr)
         return error.exit_code
+    if settings.model is None and not any(name.endswith("_API_KEY") for name in os.environ):
+        logging.getLogger(__name__).warning("no model and no key: children use the offline model")
     slots = settings.concurrency
     name = given.name or worker_name().replace(":", "-")
     return serve(

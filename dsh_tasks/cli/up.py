@@ -20,6 +20,7 @@ from celery import Celery
 
 from dsh_tasks.cli import processes
 from dsh_tasks.cli.border import DONE, AsJson, emit, progress, say
+from dsh_tasks.cli.checks import model_finding
 from dsh_tasks.cli.render import counted
 from dsh_tasks.cli.serve import Concurrency, LogLevel, check_login, checked_level
 from dsh_tasks.cli.supervisor import Kept, Process
@@ -216,6 +217,7 @@ def _run(up: Up, workers: int, *, as_json: bool) -> None:
     if as_json:
         emit(state)
     else:
+        say(f"model: {model_finding(load(), os.environ).seen}")
         say(f"ready: {state['redis_url']}, {counted(workers, 'worker')}, logs in {up.folder}; Ctrl-C ends it")
     sys.stdout.flush()
     up.supervise(lambda: False)
