@@ -1,0 +1,167 @@
+"""Logs times windows before the runtime: what each seed is, and what became of it, twice.
+
+One code path for the tests and for tools/judge_seeds.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from dsh_tasks import seed
+from dsh_tasks.errors import SeedRefused
+from dsh_tasks.seed import Seed
+from dsh_tasks.session import Session
+from tests.harness.expected import CONTEXT, UNKNOWN, History, history_in, history_of, merged
+from tests.harness.oracle import Oracle, Verdict, prompt_of, reply_to
+
+FORK = None
+"""The window of a fork: every completed turn."""
+
+
+@dataclass(frozen=True)
+class Case:
+    """One log, and how many of its turns the child is to have."""
+
+    log_name: str
+    log: Session
+    window: int | None
+    seed: Seed | None
+    """None where the log gives no seed."""
+    refused: str | None = None
+    """Why not."""
+
+    @property
+    def name(self) -> str:
+        return f"{self.log_name}, {'fork' if self.window is None else f'N={self.window}'}"
+
+    def child(self) -> Session:
+        """The child's log as it stands before its first prompt."""
+        assert self.seed is not None
+        header = seed.child_header(
+            parent_session=self.log.header.id,
+            child_id="child",
+            created_at_ms=1_796_000_000_000,
+            depth=self.log.header.delegation_depth + 1,
+            seeded=bool(self.seed.events),
+        )
+        return seed.child_session(header, self.seed)
+
+
+@dataclass(frozen=True)
+class Judged:
+    """A case and what the runtime made of it."""
+
+    case: Case
+    fault: str | None
+    """What was not as it must be; None where all was."""
+
+
+def windows_of(log: Session) -> list[int | None]:
+    """fork, and every number of turns from none to one more than there are."""
+    return [FORK, *range(len(log.completed_turns()) + 2)]
+
+
+def cases_of(logs: Mapping[str, Session]) -> Iterator[Case]:
+    """Every log under every window."""
+    for name, log in logs.items():
+        for window in windows_of(log):
+            try:
+                made = seed.cut(log) if window is None else seed.window(log, window)
+            except SeedRefused as error:
+                yield Case(name, log, window, None, str(error))
+            else:
+                yield Case(name, log, window, made)
+
+
+def judged(cases: Iterable[Case], folder: Path, *, profile: str = "sdk-minimal") -> list[Judged]:
+    """Let one runtime resume and prompt every seed, and a second one do it again.
+
+    Seeds that are the same bytes for the same child are shown once.
+    """
+    known = list(cases)
+    shown: dict[tuple[str, str], str] = {}
+    files: dict[str, bytes] = {}
+    with Oracle(folder, profile=profile) as oracle:
+        for case in known:
+            if case.seed is not None and (case.log_name, case.seed.digest) not in shown:
+                name = shown[case.log_name, case.seed.digest] = f"child-{len(shown)}"
+                files[name] = oracle.file_of(case.child(), name)
+        first = oracle.judge(files)
+        oracle.restart()
+        second = oracle.judge([name for name in files if first[name].is_accepted])
+        result = []
+        for case in known:
+            if case.seed is None:
+                result.append(Judged(case, None))
+                continue
+            name = shown[case.log_name, case.seed.digest]
+            history = history_of([event.row() for event in case.log.events], case.window)
+            fault = fault_of(history, first[name], prompt_of(name, 1))
+            if fault is None:
+                said = [(prompt_of(name, 1), reply_to(prompt_of(name, 1)))]
+                fault = fault_of(history, second[name], prompt_of(name, 2), said)
+                fault = fault and f"second resume: {fault}"
+            result.append(Judged(case, fault))
+    return result
+
+
+def fault_of(
+    history: History, verdict: Verdict, prompt: str, said: Sequence[tuple[str, str]] = ()
+) -> str | None:
+    """What is not as it must be: asked once, with this history, what was `said` since, and the prompt."""
+    if verdict.refusal is not None:
+        return verdict.refusal
+    if verdict.ending != "completed":
+        return f"the turn ended {verdict.ending}"
+    if len(verdict.requests) != 1:
+        return f"{len(verdict.requests)} requests in place of one"
+    since = [one for ask, answer in said for one in (("user", ask), ("assistant", answer))]
+    wanted = merged(
+        [*history, *((role, [("text", text)]) for role, text in since), ("user", [("text", prompt)])]
+    )
+    got = history_in(verdict.requests[0])
+    return _difference(wanted, _without_context(got, since_prompt_of=[ask for ask, _ in said] + [prompt]))
+
+
+def _without_context(got: History, since_prompt_of: Sequence[str]) -> History:
+    """The history without what the runtime itself says beside the child's own prompts."""
+    cleaned: History = []
+    for role, blocks in got:
+        own = [
+            place
+            for place, block in enumerate(blocks)
+            if block[:1] == ("text",) and block[1] in since_prompt_of
+        ]
+        kept = [
+            block
+            for place, block in enumerate(blocks)
+            if not (own and place > own[0] and block[0] == "text" and block[1].startswith(CONTEXT))
+        ]
+        cleaned.append((role, kept))
+    return cleaned
+
+
+def _difference(wanted: History, got: History) -> str | None:
+    if _alike(wanted, got):
+        return None
+    for place, (want, have) in enumerate(zip(wanted, got, strict=False)):
+        if not _alike(want, have):
+            return f"message {place}: {_short(have)} in place of {_short(want)}"
+    return f"{len(got)} messages in place of {len(wanted)}"
+
+
+def _alike(want: Any, have: Any) -> bool:
+    """Equal, where any words may say that an outcome is unknown."""
+    if want == UNKNOWN:
+        return isinstance(have, tuple) and have[:1] == ("text",) and "unknown" in have[1]
+    if isinstance(want, list | tuple) and isinstance(have, list | tuple):
+        return len(want) == len(have) and all(_alike(a, b) for a, b in zip(want, have, strict=True))
+    return bool(want == have)
+
+
+def _short(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) < 400 else f"{text[:400]}.."
