@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from bisect import bisect_left, bisect_right
+from bisect import bisect_right
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any
@@ -19,6 +19,7 @@ from typing import Any
 from dsh_tasks.errors import SessionRefused
 from dsh_tasks.rows import END_SEED, KNOWN_TYPES, message_of, references
 from dsh_tasks.session import SURFACE_TYPES, Event, Replace, Sources
+from dsh_tasks.surface import LiveRows
 
 
 def check(events: Iterable[Event], *, strict: bool = False) -> None:
@@ -59,7 +60,7 @@ class Lifecycle:
     step: int | None = None
     next_turn: int = 1
     next_step: int = 1
-    surface: list[int] = field(default_factory=list)
+    surface: LiveRows = field(default_factory=LiveRows)
     head: int | None = None
     """The system message that stands first; only another system message may take its place."""
     calls: dict[str, Call] = field(default_factory=dict)
@@ -113,10 +114,7 @@ class Lifecycle:
         self.surface.append(event.seq)
 
     def _shadow(self, event: Event, operation: Replace) -> None:
-        first, last = self._live(event, operation.start_seq), self._live(event, operation.end_seq)
-        if last < first:
-            raise no(event, "the replacement's range runs backwards")
-        gone = self.surface[first : last + 1]
+        gone = self._run(event, operation.start_seq, operation.end_seq)
         if not covers(event.source_event_seqs or (), gone):
             raise no(event, "sourceEventSeqs omits a row that the replacement shadows")
         if self.head in gone:
@@ -127,17 +125,16 @@ class Lifecycle:
             self._check_rewrite(event, gone)
         for seq in gone:
             self.results.pop(seq, None)
-        self.surface[first : last + 1] = [event.seq]
+        self.surface.replace(gone, event.seq)
 
-    def _live(self, event: Event, seq: int) -> int:
-        # Rows mostly stand in their order; after a compaction not all do.
-        place = bisect_left(self.surface, seq)
-        if place < len(self.surface) and self.surface[place] == seq:
-            return place
-        try:
-            return self.surface.index(seq)
-        except ValueError:
-            raise no(event, f"row {seq} is not on the surface any more") from None
+    def _run(self, event: Event, first: int, last: int) -> list[int]:
+        for seq in (first, last):
+            if seq not in self.surface:
+                raise no(event, f"row {seq} is not on the surface any more")
+        run = self.surface.run(first, last)
+        if not run:
+            raise no(event, "the range of live rows runs backwards")
+        return run
 
     def _check_rewrite(self, event: Event, gone: list[int]) -> None:
         before = self.results.get(gone[0])
@@ -309,9 +306,8 @@ class Lifecycle:
 
     def _span(self, event: Event) -> None:
         span = event.data["shadowedRange"]
-        first, last = self._live(event, span["start"]), self._live(event, span["end"])
-        gone = event.data["shadowedSeqs"]
-        if last < first or self.surface[first : last + 1] != gone or self.head in gone:
+        run = self._run(event, span["start"], span["end"])
+        if run != event.data["shadowedSeqs"] or self.head in run:
             raise no(event, "shadowedSeqs is not a run of live rows")
 
     def _user(self, event: Event) -> None:
@@ -332,7 +328,7 @@ class Lifecycle:
 
     def _offload(self, event: Event) -> None:
         targets = references(event)
-        if len(set(targets)) != len(targets) or not set(self.surface).issuperset(targets):
+        if len(set(targets)) != len(targets) or not all(seq in self.surface for seq in targets):
             raise no(event, "an image is taken out of a row that is not on the surface")
 
     def _end_seed(self, _event: Event) -> None:
