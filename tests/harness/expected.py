@@ -107,7 +107,9 @@ def _block(block: Mapping[str, Any], replayed: Mapping[str, Any]) -> list[Block]
     if kind == "tool-call":
         return [("call", block["id"], block["name"], json.loads(block["arguments"] or "{}"))]
     if kind == "image":
-        return [("image", bool(block.get("offloaded")))]
+        # What the default model, which sees no images, is told of one; taken out or not.
+        digest = str(block["attachment"].get("attachmentId", "undefined"))[7:15]
+        return [("text", f"[image omitted because this model accepts text only; attachment sha256:{digest}]")]
     return [UNKNOWN] if kind == "unknown" else [(kind,)]
 
 
