@@ -9,7 +9,9 @@ Chunk rows go: the message that they made is in the log as well. All numbers are
 from __future__ import annotations
 
 import re
+from bisect import bisect_right
 from collections.abc import Iterable, Iterator
+from operator import itemgetter
 from typing import Any
 
 from dsh_tasks.errors import SessionRefused
@@ -140,12 +142,77 @@ def first_system(rows: Iterable[Row]) -> str | None:
     return None
 
 
+class _Places:
+    """Where v0 rows stand in v4, kept and looked up as runs.
+
+    A range of sources is never written out: one in every row of a long log would cost its square.
+    Raises KeyError for what is no number, or that of a row which is gone or yet to come.
+    """
+
+    MOST_STEPS = 1 << 18
+    """How many runs all the ranges of one log may go through: what comes of them is kept."""
+
+    def __init__(self) -> None:
+        self._runs: list[tuple[int, int, int]] = []
+        """(first, last, place of the first), by the first."""
+        self._steps = 0
+
+    def put(self, seq: int, place: int) -> None:
+        at = bisect_right(self._runs, seq, key=itemgetter(0))
+        if at:
+            first, last, start = self._runs[at - 1]
+            if (last + 1, start + last + 1 - first) == (seq, place):
+                self._runs[at - 1] = (first, seq, start)
+                return
+        self._runs.insert(at, (seq, seq, place))
+
+    def one(self, seq: Any) -> int:
+        """The place of one row."""
+        if not is_count(seq):
+            raise KeyError
+        at = bisect_right(self._runs, seq, key=itemgetter(0)) - 1
+        if at < 0 or self._runs[at][1] < seq:
+            raise KeyError
+        first, _, start = self._runs[at]
+        place: int = start + seq - first
+        return place
+
+    def span(self, seq: Any, last: Any) -> Iterator[int | list[int]]:
+        """The places of all rows from `seq` to `last`, as ranges where they follow each other."""
+        if not is_count(seq) or not is_count(last) or last < seq:
+            raise KeyError
+        pieces: list[list[int]] = []
+        at = bisect_right(self._runs, seq, key=itemgetter(0)) - 1
+        while seq <= last:
+            self._steps += 1
+            if self._steps > self.MOST_STEPS or not 0 <= at < len(self._runs):
+                raise KeyError
+            if not self._runs[at][0] <= seq <= self._runs[at][1]:
+                raise KeyError
+            first, end, start = self._runs[at]
+            end = min(end, last)
+            pieces.append([start + seq - first, start + end - first])
+            seq, at = end + 1, at + 1
+        yield from _joined(sorted(pieces))
+
+
+def _joined(pieces: Iterable[list[int]]) -> Iterator[int | list[int]]:
+    """Sorted ranges, with those that follow each other as one; a range of one row as its number."""
+    whole: list[list[int]] = []
+    for first, last in pieces:
+        if whole and whole[-1][1] + 1 == first:
+            whole[-1][1] = last
+        else:
+            whole.append([first, last])
+    yield from (piece[0] if piece[0] == piece[1] else piece for piece in whole)
+
+
 class _Rows:
     """Rows of one v0 log on their way to v4."""
 
     def __init__(self, seed_length: int | None, system: str | None) -> None:
         self._cut = seed_length or None
-        self._map: dict[int, int] = {}
+        self._places = _Places()
         self._next = 0
         self._system = system
         self._head: int | None = None
@@ -196,7 +263,7 @@ class _Rows:
         if kind == "request/header":
             data, system = _split_header(data)
             yield from self._changed_system(system)
-        self._map[seq] = self._next
+        self._places.put(seq, self._next)
         yield self._made(kind, self._mapped_data(kind, data), **self._mapped_frame(kind, row))
         if kind == "step/start":
             self._step = {"turn": data["turn"], "step": data["step"]}
@@ -240,7 +307,7 @@ class _Rows:
         frame: Row = {}
         # An assistant's message was made from its chunks; in v4 they are part of it.
         if "sourceEventSeqs" in row and kind != "assistant/message":
-            frame["sourceEventSeqs"] = self._all_mapped(_flat(row["sourceEventSeqs"]))
+            frame["sourceEventSeqs"] = list(self._sources(row["sourceEventSeqs"]))
         if "surfaceOp" in row:
             frame["surfaceOp"] = self._operation(row["surfaceOp"])
         if "ignorable" in row:
@@ -252,12 +319,20 @@ class _Rows:
             return operation
         return {
             "op": operation["op"],
-            "startSeq": self._map[operation["start"]],
-            "endSeq": self._map[operation["end"]],
+            "startSeq": self._places.one(operation["start"]),
+            "endSeq": self._places.one(operation["end"]),
         }
 
-    def _all_mapped(self, seqs: Iterable[int]) -> list[int]:
-        return [self._map[seq] for seq in seqs]
+    def _sources(self, sources: Iterable[Any]) -> Iterator[int | list[int]]:
+        for source in sources:
+            if isinstance(source, list):
+                first, last = source
+                yield from self._places.span(first, last)
+            else:
+                yield self._places.one(source)
+
+    def _all_mapped(self, seqs: Iterable[Any]) -> list[int]:
+        return [self._places.one(seq) for seq in seqs]
 
     def _mapped_data(self, kind: str, data: Row) -> Row:
         if kind in ("session/title", "session/title-llm-request"):
@@ -266,19 +341,15 @@ class _Rows:
             span = data["shadowedRange"]
             return {
                 **data,
-                "shadowedRange": {"start": self._map[span["start"]], "end": self._map[span["end"]]},
+                "shadowedRange": {
+                    "start": self._places.one(span["start"]),
+                    "end": self._places.one(span["end"]),
+                },
                 "shadowedSeqs": self._all_mapped(data["shadowedSeqs"]),
             }
         if kind == "command/done" and "sourceEventSeq" in data:
-            return {**data, "sourceEventSeq": self._map[data["sourceEventSeq"]]}
+            return {**data, "sourceEventSeq": self._places.one(data["sourceEventSeq"])}
         return data
-
-
-def _flat(sources: list[Any]) -> list[int]:
-    seqs: list[int] = []
-    for source in sources:
-        seqs += range(source[0], source[1] + 1) if isinstance(source, list) else [source]
-    return seqs
 
 
 def _split_header(data: Row) -> tuple[Row, Any]:
