@@ -372,22 +372,31 @@ def moved(event: Event, seq: int, ref: Move, turn: Move) -> Event:
     """The same row at place `seq`, with every number that names a row sent through `ref` and every
     turn number through `turn`. Shares with `event` what does not change.
     """
+    sources, operation = moved_frame(event, ref)
+    data = moved_data(event, ref, turn)
+    # Not dataclasses.replace, which takes five times as long; a seed of 20 MB has 30,000 rows.
+    return Event(event.type, seq, event.time, data, sources, operation, event.ignorable)
+
+
+def moved_frame(event: Event, ref: Move) -> tuple[Sources | None, Literal["append"] | Replace | None]:
+    """`source_event_seqs` and `surface_op` of `moved`."""
     sources, operation = event.source_event_seqs, event.surface_op
     if sources is not None:
         sources = tuple((ref(one[0]), ref(one[1])) if isinstance(one, tuple) else ref(one) for one in sources)
     if isinstance(operation, Replace):
         operation = Replace(ref(operation.start_seq), ref(operation.end_seq))
-    data = _moved_data(event, ref, turn)
-    # Not dataclasses.replace, which takes five times as long; a seed of 20 MB has 30,000 rows.
-    return Event(event.type, seq, event.time, data, sources, operation, event.ignorable)
+    return sources, operation
 
 
-def _moved_data(event: Event, ref: Move, turn: Move) -> dict[str, Any]:
+def moved_data(event: Event, ref: Move, turn: Move) -> dict[str, Any]:
+    """`data` of `moved`."""
     if event.type not in KNOWN_TYPES:
         return event.data
     data = event.data
     if type(data.get("turn")) is int:
         data = {**data, "turn": turn(data["turn"])}
+    if event.type == "tool/result":
+        return _moved_repair(data, event.seq, ref)
     move = _MOVES.get(event.type)
     return data if move is None else move(data, ref)
 
@@ -400,8 +409,9 @@ def references(event: Event) -> list[int]:
         found.append(seq)
         return seq
 
-    if event.source_event_seqs is not None or event.surface_op is not None or event.type in _MOVES:
-        moved(event, event.seq, note, lambda turn: turn)
+    moved_frame(event, note)
+    if event.type in _MOVES:
+        _MOVES[event.type](event.data, note)
     return found
 
 
@@ -432,15 +442,14 @@ def _move_delivery(data: dict[str, Any], ref: Move) -> dict[str, Any]:
     return {**data, "throughSeq": ref(data["throughSeq"])}
 
 
-def _move_repair(data: dict[str, Any], ref: Move) -> dict[str, Any]:
+def _moved_repair(data: dict[str, Any], seq: int, ref: Move) -> dict[str, Any]:
     # The harness names the repair of a call that a fork cut off after the row itself, and checks it.
     message = data["message"]
-    prefix = f"forked-tool-result-{message['toolCallId']}-"
-    suffix = message["id"].removeprefix(prefix)
-    is_repair = isinstance(data.get("error"), dict) and data["error"].get("code") == _NOT_STARTED
-    if not is_repair or not message["id"].startswith(prefix) or not suffix.lstrip("-").isdecimal():
+    if message["id"] != f"forked-tool-result-{message['toolCallId']}-{seq}":
         return data
-    return {**data, "message": {**message, "id": f"{prefix}{ref(int(suffix))}"}}
+    if not isinstance(data.get("error"), dict) or data["error"].get("code") != _NOT_STARTED:
+        return data
+    return {**data, "message": {**message, "id": f"forked-tool-result-{message['toolCallId']}-{ref(seq)}"}}
 
 
 _MOVES: Mapping[str, Callable[[dict[str, Any], Move], dict[str, Any]]] = {
@@ -452,5 +461,4 @@ _MOVES: Mapping[str, Callable[[dict[str, Any], Move], dict[str, Any]]] = {
     "developer/message": _move_one("headerSeq"),
     "image/offload": _move_targets,
     DELIVERY: _move_delivery,
-    "tool/result": _move_repair,
 }

@@ -185,17 +185,7 @@ class Session:
 
     def turns(self) -> tuple[Turn, ...]:
         """All turns in order; only the last can be open."""
-        turns: list[Turn] = []
-        opened: Event | None = None
-        for event in self.events:
-            if event.type == "turn/start":
-                opened = event
-            elif event.type == "turn/end" and opened is not None:
-                turns.append(Turn(_number(opened), opened.seq, event.seq, _reason(event)))
-                opened = None
-        if opened is not None:
-            turns.append(Turn(_number(opened), opened.seq, None, None))
-        return tuple(turns)
+        return turns_of(self.events)
 
     def completed_turns(self) -> tuple[Turn, ...]:
         """The turns that have ended."""
@@ -217,6 +207,21 @@ class Session:
                 if isinstance(provider, str) and isinstance(model, str):
                     return provider, model
         return None
+
+
+def turns_of(events: Iterable[Event]) -> tuple[Turn, ...]:
+    """All turns of these rows in order; only the last can be open."""
+    turns: list[Turn] = []
+    opened: Event | None = None
+    for event in events:
+        if event.type == "turn/start":
+            opened = event
+        elif event.type == "turn/end" and opened is not None:
+            turns.append(Turn(_number(opened), opened.seq, event.seq, _reason(event)))
+            opened = None
+    if opened is not None:
+        turns.append(Turn(_number(opened), opened.seq, None, None))
+    return tuple(turns)
 
 
 def _number(turn_start: Event) -> int:

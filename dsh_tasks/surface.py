@@ -234,11 +234,12 @@ def _take_images_out(nodes: dict[int, Node], event: Event) -> None:
     for one in event.data["targets"]:
         node = nodes.get(one["seq"])
         if node is not None:
-            message = _offloaded(node.message, frozenset(one["imageIndexes"]))
+            message = offloaded(node.message, frozenset(one["imageIndexes"]))
             nodes[node.seq] = replace(node, message=message)
 
 
-def _offloaded(message: Mapping[str, Any], images: frozenset[int]) -> dict[str, Any]:
+def offloaded(message: Mapping[str, Any], images: frozenset[int]) -> dict[str, Any]:
+    """The message after the images of these numbers were taken out of what a model is sent."""
     content, image = [], -1
     for block in message["content"]:
         image += block["type"] == "image"

@@ -176,7 +176,7 @@ class Runner:
         """Fetch seed and earlier rows, once per attempt."""
         seed: tuple[Event, ...] = ()
         if record.seed_digest:
-            seed = await self._seeds.get(self.store, record.seed_digest, record.task.seed_bytes)
+            seed = await self._seeds.get(self.store, record.seed_digest)
         rows: tuple[Event, ...] = ()
         if record.log_next:
             rows = tuple(decode_row(row) for row in await self.store.own_rows(record.task.id))

@@ -374,8 +374,8 @@ class AsyncClient:
         """The events that a child inherited."""
         if not record.seed_digest:
             return ()
-        manifest, chunks = await fetch(self.store.link, self.store.keys, record.seed_digest)
-        return await asyncio.to_thread(decode, manifest, chunks.__getitem__)
+        manifest, blobs = await fetch(self.store.link, self.store.keys, record.seed_digest)
+        return await asyncio.to_thread(decode, manifest, blobs.__getitem__)
 
     async def follow(self, task_id: str, *, start: int = 0) -> AsyncIterator[Event]:
         """The child's own rows from place `start`, as they come, until it has ended. Raises TaskNotFound."""

@@ -1,46 +1,111 @@
-"""Seeds in the store: manifests and chunks by digest, uploaded only where missing."""
+"""Seeds in the store: manifests, pages and chunks by digest, uploaded only where missing."""
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import Iterable
+
 from dsh_tasks.errors import SeedRefused
-from dsh_tasks.seed import Seed, chunk_digests
+from dsh_tasks.seed import Part, Seed, page_parts, seed_parts
 from dsh_tasks.store.connection import Link
 from dsh_tasks.store.keys import Keys
+
+_AT_ONCE = 200
+"""Blobs asked for in one exchange."""
+_UPLOADS = 8
+"""Blobs under way at once."""
 
 
 async def upload(link: Link, keys: Keys, seed: Seed, missing: set[str], *, expiry_ms: int) -> int:
     """Put what the server lacks; it expires until a record refers to it. Returns the bytes sent.
 
-    `''` in `missing` is the manifest.
+    `missing` is what the server named: digests, and `''` for the manifest. What lies below is asked for,
+    never sent on suspicion.
     """
-    sent = 0
-    batch: list[tuple[str, bytes]] = []
+    absent = {digest for digest in missing if digest}
+    below = {page.part.digest: [part.digest for part in page.parts] for page in seed.pages}
+    level = _below(absent, below)
     if "" in missing:
-        batch.append((keys.seed(seed.digest), seed.manifest))
-    batch += [(keys.chunk(chunk.digest), chunk.data) for chunk in seed.chunks if chunk.digest in missing]
-    for key, data in batch:
-        sent += len(data)
-        await link.script("upload", [key], [data, expiry_ms])
-    return sent
+        level |= {part.digest for part in seed_parts(seed.manifest)}
+    while level:
+        found = await _absent(link, keys, level - absent)
+        absent |= found
+        level = _below(found, below)
+    blobs = [(keys.chunk(digest), seed.blobs[digest]) for digest in absent if digest in seed.blobs]
+    if "" in missing:
+        blobs.append((keys.seed(seed.digest), seed.manifest))
+    for at in range(0, len(blobs), _UPLOADS):
+        part = blobs[at : at + _UPLOADS]
+        await asyncio.gather(*(link.script("upload", [key], [data, expiry_ms]) for key, data in part))
+    return sum(len(data) for _, data in blobs)
 
 
-async def fetch(link: Link, keys: Keys, digest: str) -> tuple[bytes, dict[str, bytes]]:
-    """The manifest and the chunks (compressed) of a seed. Raises SeedRefused where one is gone."""
-    manifest = await link.command("HGET", keys.seed(digest), "d")
+def _below(digests: Iterable[str], lists: dict[str, list[str]]) -> set[str]:
+    return {below for digest in digests for below in lists.get(digest, ())}
+
+
+async def _absent(link: Link, keys: Keys, digests: set[str]) -> set[str]:
+    names = sorted(digests)
+    absent: set[str] = set()
+    for at in range(0, len(names), _AT_ONCE):
+        part = names[at : at + _AT_ONCE]
+        async with link.client.pipeline(transaction=False) as pipe:
+            for name in part:
+                pipe.exists(keys.chunk(name))
+            found = await link.within(pipe.execute())
+        absent |= {name for name, is_there in zip(part, found, strict=True) if not is_there}
+    return absent
+
+
+async def fetch_manifest(link: Link, keys: Keys, digest: str) -> bytes:
+    """The manifest of a seed. Raises SeedRefused where it is gone."""
+    manifest: bytes | None = await link.command("HGET", keys.seed(digest), "d")
     if manifest is None:
         msg = f"the seed {digest[:12]} is gone from the store"
         raise SeedRefused(msg)
-    wanted = list(dict.fromkeys(chunk_digests(manifest)))
-    chunks: dict[str, bytes] = {}
-    for at in range(0, len(wanted), 200):
-        part = wanted[at : at + 200]
+    return manifest
+
+
+async def fetch(link: Link, keys: Keys, digest: str) -> tuple[bytes, dict[str, bytes]]:
+    """The manifest of a seed, its pages and its chunks as stored. Raises SeedRefused where one is gone."""
+    manifest = await fetch_manifest(link, keys, digest)
+    parts, blobs = await _opened(link, keys, manifest)
+    blobs |= await fetch_blobs(link, keys, (part.digest for part in parts))
+    return manifest, blobs
+
+
+async def fetch_chunk_list(link: Link, keys: Keys, manifest: bytes) -> list[Part]:
+    """The chunks of a seed, in order; its pages are fetched on the way. Raises SeedRefused."""
+    return (await _opened(link, keys, manifest))[0]
+
+
+async def _opened(link: Link, keys: Keys, manifest: bytes) -> tuple[list[Part], dict[str, bytes]]:
+    """The chunks of a seed in order, and its pages as stored."""
+    parts = list(seed_parts(manifest))
+    pages: dict[str, bytes] = {}
+    while any(part.is_page for part in parts):
+        pages |= await fetch_blobs(link, keys, (part.digest for part in parts if part.is_page))
+        parts = [
+            below
+            for part in parts
+            for below in (page_parts(part, pages[part.digest]) if part.is_page else (part,))
+        ]
+    return parts, pages
+
+
+async def fetch_blobs(link: Link, keys: Keys, digests: Iterable[str]) -> dict[str, bytes]:
+    """Pages or chunks (compressed) as stored. Raises SeedRefused where one is gone."""
+    wanted = list(dict.fromkeys(digests))
+    blobs: dict[str, bytes] = {}
+    for at in range(0, len(wanted), _AT_ONCE):
+        part = wanted[at : at + _AT_ONCE]
         async with link.client.pipeline(transaction=False) as pipe:
             for name in part:
                 pipe.hget(keys.chunk(name), "d")
             found = await link.within(pipe.execute())
         for name, data in zip(part, found, strict=True):
             if data is None:
-                msg = f"chunk {name[:12]} of the seed {digest[:12]} is gone from the store"
+                msg = f"chunk {name[:12]} of a seed is gone from the store"
                 raise SeedRefused(msg)
-            chunks[name] = data
-    return manifest, chunks
+            blobs[name] = data
+    return blobs

@@ -84,7 +84,6 @@ class Store:
     def _submit_args(self, new: NewTask, fence: Fence | None) -> list[str | bytes | int | float]:
         attempt, token = (fence.attempt, fence.token) if fence else NO_FENCE
         has_seed = new.seed.event_count > 0
-        digests = list(dict.fromkeys(chunk.digest for chunk in new.seed.chunks)) if has_seed else []
         fields: dict[str, str | int] = {
             "v": 1,
             "label": new.label,
@@ -110,7 +109,7 @@ class Store:
             self.settings.live_per_owner,
             new.call_key,
             new.call,
-            json.dumps(digests) if has_seed else "",
+            "1" if has_seed else "",
             PUBLISH_WITHIN_MS,
             *flat,
         ]

@@ -222,7 +222,7 @@ def test_all_turns_and_more_are_the_fork(log: Session, more: int) -> None:
 @given(logs(), st.integers(0, 6))
 def test_a_seed_decodes_to_what_it_was_made_from_whoever_decodes_it(log: Session, turns: int) -> None:
     made = seed.window(log, turns)
-    stored = {chunk.digest: chunk.data for chunk in made.chunks}
+    stored = made.blobs
     assert seed.decode(made.manifest, stored.__getitem__) == made.events
     assert seed.window(log_format.parse(log_format.write(log)), turns) == made
 

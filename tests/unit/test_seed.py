@@ -12,7 +12,7 @@ import zstandard
 
 from dsh_tasks import format as log_format
 from dsh_tasks import seed, surface
-from dsh_tasks.chunks import EMPTY_HEAD
+from dsh_tasks.seed import EMPTY_HEAD
 from dsh_tasks.errors import LimitReached, SeedRefused
 from dsh_tasks.lifecycle import check
 from dsh_tasks.seed import Seed
@@ -408,7 +408,7 @@ def test_two_forks_of_one_cut_are_equal_to_the_byte() -> None:
 def test_digests_are_the_hashes_of_what_they_name() -> None:
     made = seed.cut(a_log(2))
     assert made.digest == hashlib.sha256(made.manifest).hexdigest()
-    assert seed.chunk_digests(made.manifest) == digests(made)
+    assert [part.digest for part in seed.seed_parts(made.manifest)] == digests(made)
     assert made.raw_bytes == sum(chunk.raw_bytes for chunk in made.chunks)
     assert made.stored_bytes < made.raw_bytes
 
@@ -417,14 +417,14 @@ def test_decoding_gives_the_rows_that_were_frozen() -> None:
     for log in (a_log(3, tools=2, images=1), a_log(4, compacted={4: 6})):
         for turns in range(5):
             made = seed.window(log, turns)
-            stored = {chunk.digest: chunk.data for chunk in made.chunks}
+            stored = made.blobs
             assert seed.decode(made.manifest, stored.__getitem__) == made.events
 
 
 def test_a_manifest_says_what_it_lists() -> None:
     made = seed.window(a_log(3), 2)
     value = json.loads(made.manifest)
-    assert list(value) == ["version", "form", "turns", "events", "bytes", "head", "chunks"]
+    assert list(value) == ["version", "form", "turns", "events", "bytes", "head", "parts"]
     assert (value["form"], value["turns"], value["events"]) == ("verbatim", 2, len(made.events))
 
 
@@ -454,7 +454,7 @@ def test_a_head_that_no_step_opens_for_is_refused() -> None:
     made = seed.window(a_log(2), 1)
     value = json.loads(made.manifest)
     value["head"] += 1
-    stored = {chunk.digest: chunk.data for chunk in made.chunks}
+    stored = made.blobs
     with pytest.raises(SeedRefused):
         seed.decode(json.dumps(value).encode(), stored.__getitem__)
 
@@ -465,18 +465,23 @@ def test_a_head_that_no_step_opens_for_is_refused() -> None:
         b"",
         b"[]",
         b"{}",
-        b'{"version":2,"chunks":[]}',
-        b'{"version":1,"chunks":[["a",1,1]]}',
-        b'{"version":1,"chunks":{}}',
-        b'{"version":1,"head":-1,"chunks":[]}',
-        b'{"version":1,"chunks":[["' + b"a" * 64 + b'",true,1]]}',
+        b'{"version":1,"turns":0,"events":0,"parts":[]}',
+        b'{"version":2,"turns":1,"events":1,"parts":[["a",1,1]]}',
+        b'{"version":2,"turns":0,"events":0,"parts":{}}',
+        b'{"version":2,"turns":0,"events":0,"parts":[1]}',
+        b'{"version":2,"turns":0,"parts":[]}',
+        b'{"version":2,"turns":0,"events":0,"head":-1,"parts":[]}',
+        b'{"version":2,"turns":1,"events":1,"parts":[["' + b"a" * 64 + b'",true,1]]}',
+        b'{"version":2,"turns":2,"events":1,"parts":[["' + b"a" * 64 + b'",1,1]]}',
+        b'{"version":2,"turns":1,"events":2,"parts":[["' + b"a" * 64 + b'",1,1]]}',
+        b'{"version":2,"turns":1,"events":1,"parts":[["' + b"a" * 64 + b'",1,1,1]]}',
     ],
 )
 def test_what_is_no_manifest_is_refused(manifest: bytes) -> None:
     with pytest.raises(SeedRefused):
         seed.decode(manifest, lambda _digest: b"")
     with pytest.raises(SeedRefused):
-        seed.chunk_digests(manifest)
+        seed.seed_parts(manifest)
 
 
 # -- refusals and limits --------------------------------------------------------------------------

@@ -68,3 +68,60 @@ local function finish(prefix, id, status, cause, detail, now, hold_until, silent
   end
   redis.call('PUBLISH', prefix .. 'inbox:' .. owner, id)
 end
+
+-- A seed is a tree of blobs: `seed:<digest>` lists parts, a part is {digest, rows, bytes} (a chunk) or
+-- {digest, rows, bytes, turns} (a page, which lists parts). `refs` of a blob: how often it is listed by
+-- blobs that are themselves held, or named by records. Held blobs never expire; others do after an hour.
+
+-- Digests that must be uploaded before a record can hold the seed at `key`; '' is the seed itself.
+local function seed_missing(prefix, key)
+  local seed = redis.call('HMGET', key, 'refs', 'd')
+  if not seed[2] then return {''} end
+  -- Held: so is all below it.
+  if num(seed[1]) > 0 then return {} end
+  local missing, seen, work = {}, {}, cjson.decode(seed[2]).parts
+  local at = 1
+  while at <= #work do
+    local part = work[at]
+    at = at + 1
+    if not seen[part[1]] then
+      seen[part[1]] = true
+      local blob = prefix .. 'chunk:' .. part[1]
+      if not part[4] then
+        if redis.call('EXISTS', blob) == 0 then missing[#missing + 1] = part[1] end
+      else
+        local page = redis.call('HMGET', blob, 'refs', 'd')
+        if not page[2] then
+          missing[#missing + 1] = part[1]
+        elseif num(page[1]) == 0 then
+          for _, below in ipairs(cjson.decode(page[2]).parts) do work[#work + 1] = below end
+        end
+      end
+    end
+  end
+  return missing
+end
+
+-- Count one more (by 1) or one less (by -1) record on the seed at `key`. What comes to be held loses its
+-- expiry, what nothing holds any more gets it back, and both go on to what it lists.
+local function seed_count(prefix, key, by, expiry_ms)
+  local work, at = {{key, true}}, 1
+  while at <= #work do
+    local blob, lists = work[at][1], work[at][2]
+    at = at + 1
+    -- A blob that is gone (somebody deleted it) is not made anew by counting.
+    if redis.call('EXISTS', blob) == 1 then
+      local refs = redis.call('HINCRBY', blob, 'refs', by)
+      local turned = (by > 0 and refs == 1) or (by < 0 and refs == 0)
+      if refs < 0 then redis.call('HSET', blob, 'refs', 0) end
+      if turned then
+        if by > 0 then redis.call('PERSIST', blob) else redis.call('PEXPIRE', blob, expiry_ms) end
+        if lists then
+          for _, part in ipairs(cjson.decode(redis.call('HGET', blob, 'd')).parts) do
+            work[#work + 1] = {prefix .. 'chunk:' .. part[1], part[4] ~= nil}
+          end
+        end
+      end
+    end
+  end
+end

@@ -1,10 +1,10 @@
 -- submit: accept one child: record `queued`, indexes, limits, references to its seed. Keeps rules 2, 3, 7, 8, 12.
 -- KEYS task index live calls due seed owner_task
--- ARGV prefix id owner fence_attempt fence_token header_depth depth_cap live_cap call_key call seed_chunks publish_by_ms then field, value ..
---   seed_chunks: JSON list of chunk digests, '' for an empty seed. call: JSON of what a repeated call must equal.
--- derived: chunk:<digest>, tree:<root>
+-- ARGV prefix id owner fence_attempt fence_token header_depth depth_cap live_cap call_key call has_seed publish_by_ms then field, value ..
+--   has_seed: 1, or '' for an empty seed. call: JSON of what a repeated call must equal.
+-- derived: chunk:<digest> (pages and chunks below the seed), tree:<root>
 -- returns {"accepted", id, depth, now} | {"repeat", id, call, depth} | {"limit", name, value, cap}
---       | {"not_running", status} | {"missing", digest ..} ("" stands for the manifest)
+--       | {"not_running", status} | {"missing", digest ..} ("" stands for the manifest; at most 5,000)
 local prefix, id, owner = ARGV[1], ARGV[2], ARGV[3]
 local header_depth, depth_cap, live_cap = num(ARGV[6]), num(ARGV[7]), num(ARGV[8])
 local call_key, call = ARGV[9], ARGV[10]
@@ -31,22 +31,10 @@ if depth > depth_cap then return {'limit', 'depth', depth - 1, depth_cap} end
 local live = redis.call('SCARD', KEYS[3])
 if live >= live_cap then return {'limit', 'live_per_owner', live, live_cap} end
 
-local chunks = {}
 if ARGV[11] ~= '' then
-  chunks = cjson.decode(ARGV[11])
-  local missing = {'missing'}
-  if redis.call('EXISTS', KEYS[6]) == 0 then missing[#missing + 1] = '' end
-  for _, digest in ipairs(chunks) do
-    if redis.call('EXISTS', prefix .. 'chunk:' .. digest) == 0 then missing[#missing + 1] = digest end
-  end
-  if #missing > 1 then return missing end
-  if redis.call('HINCRBY', KEYS[6], 'refs', 1) == 1 then
-    redis.call('PERSIST', KEYS[6])
-    for _, digest in ipairs(chunks) do
-      redis.call('HINCRBY', prefix .. 'chunk:' .. digest, 'refs', 1)
-      redis.call('PERSIST', prefix .. 'chunk:' .. digest)
-    end
-  end
+  local missing = seed_missing(prefix, KEYS[6])
+  if #missing > 0 then return {'missing', unpack(missing, 1, math.min(#missing, 5000))} end
+  seed_count(prefix, KEYS[6], 1, 0)
 end
 
 for i = 13, #ARGV, 2 do redis.call('HSET', KEYS[1], ARGV[i], ARGV[i + 1]) end

@@ -25,8 +25,8 @@ class Frame:
     nodes: tuple[Node, ...]
 
 
-def framed(events: Sequence[Event], turns: Sequence[Turn], nodes: Sequence[Node]) -> list[Frame]:
-    """Share out the live, paired `nodes` of the completed `turns` of `events`, keeping their order.
+def framed(rows: Sequence[Event], turns: Sequence[Turn], nodes: Sequence[Node]) -> list[Frame]:
+    """Share out the live, paired `nodes` of the completed `turns` of `rows`, keeping their order.
 
     A summary that was written in a later turn stands where the summarised messages stood: it goes into
     the turn of the message that follows it. A turn of which nothing lives stays, empty.
@@ -36,11 +36,12 @@ def framed(events: Sequence[Event], turns: Sequence[Turn], nodes: Sequence[Node]
     for node in reversed(nodes):
         number = max(min(number, node.turn), turns[0].number)
         shares[number].append(node)
+    before = rows[0].seq
     return [
         Frame(
             turn,
-            events[turn.start_seq].time,
-            events[turn.start_seq if turn.end_seq is None else turn.end_seq].time,
+            rows[turn.start_seq - before].time,
+            rows[(turn.start_seq if turn.end_seq is None else turn.end_seq) - before].time,
             tuple(reversed(shares[turn.number])),
         )
         for turn in turns
@@ -48,35 +49,29 @@ def framed(events: Sequence[Event], turns: Sequence[Turn], nodes: Sequence[Node]
 
 
 def folded(
-    frames: Sequence[Frame], events: Sequence[Event], head: Mapping[str, Any]
+    frames: Sequence[Frame], headers: Mapping[int, Event], head: Mapping[str, Any] | None
 ) -> list[tuple[int, list[Event]]]:
     """(turn number, its rows) for each frame, numbered from 0 and from turn 1.
 
-    `events` is the log that the nodes come from. `head` is the system message to stand first where
-    the log has one, but not first among the nodes.
+    `headers` are the request headers that developer messages among the nodes name. `head` is the
+    system message to stand first where none of the nodes' own does; None where none is wanted.
     """
-    writer = _Writer(events, head)
-    needs_head = _needs_head(frames, events)
+    first = next((node.event.type for frame in frames for node in frame.nodes), "system/message")
+    writer = _Writer(headers, None if first == "system/message" else head)
     written: list[tuple[int, list[Event]]] = []
     for number, frame in enumerate(frames, start=1):
-        first = len(writer.rows)
-        writer.turn(number, frame, with_head=needs_head and number == 1)
-        written.append((number, writer.rows[first:]))
+        start = len(writer.rows)
+        writer.turn(number, frame)
+        written.append((number, writer.rows[start:]))
     return written
-
-
-def _needs_head(frames: Sequence[Frame], events: Sequence[Event]) -> bool:
-    first = next((node.event.type for frame in frames for node in frame.nodes), None)
-    has_system = any(event.type == "system/message" for event in events)
-    return first is not None and first != "system/message" and has_system
 
 
 @dataclass(slots=True)
 class _Writer:
     """Rows written so far. Mutable: one per fold."""
 
-    source: Sequence[Event]
-    head: Mapping[str, Any]
+    source: Mapping[int, Event]
+    head: Mapping[str, Any] | None
     rows: list[Event] = field(default_factory=list)
     number: int = 0
     step: int = 0
@@ -87,10 +82,10 @@ class _Writer:
     headers: dict[int, int] = field(default_factory=dict)
     """Request headers that developer messages name: their rows in the source and here."""
 
-    def turn(self, number: int, frame: Frame, *, with_head: bool) -> None:
+    def turn(self, number: int, frame: Frame) -> None:
         self.number, self.step = number, 0
         self._add("turn/start", frame.start_ms, {"turn": number})
-        if with_head:
+        if self.head is not None and number == 1:
             self._open_step(frame.start_ms)
             self._append("system/message", frame.start_ms, {**self._frame, "message": self.head})
         last_ms = frame.start_ms

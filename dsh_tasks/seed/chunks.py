@@ -1,0 +1,94 @@
+"""Chunks: the rows of one turn as bytes that do not depend on where in a log they stand.
+
+A chunk is one JSON line per row, as v4 writes it but without `seq`: keys in the order type, time,
+data, sourceEventSeqs, surfaceOp, ignorable; `data` in the order in which it was logged; text in UTF-8;
+each line ended by a newline. Every number that names a row counts from the chunk's first row, so what
+lies in earlier chunks is negative; every turn number counts from the chunk's own turn. Its digest is
+the sha256 of these bytes; stored they are zstd. Pure: no clock, no I/O.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import zstandard
+from pydantic_core import to_json
+
+from dsh_tasks.errors import SeedRefused
+from dsh_tasks.format import decode_line, encode_line
+from dsh_tasks.rows import Move, moved, moved_data, moved_frame
+from dsh_tasks.session import Event, Replace
+
+MAX_CHUNK_BYTES = 1 << 30
+_LEVEL = 3
+
+
+@dataclass(frozen=True, slots=True)
+class Chunk:
+    """One turn of a seed, with the rows between it and the turn before."""
+
+    digest: str
+    """sha256, in hex, of the canonical bytes."""
+    rows: int
+    raw_bytes: int
+    """Length of the canonical bytes."""
+    data: bytes
+    """The canonical bytes as zstd."""
+
+
+def pack(raw: bytes, rows: int) -> Chunk:
+    """The chunk of `rows` canonical lines."""
+    packed = zstandard.ZstdCompressor(level=_LEVEL).compress(raw)
+    return Chunk(hashlib.sha256(raw).hexdigest(), rows, len(raw), packed)
+
+
+def unpack(data: bytes, digest: str, size: int) -> bytes:
+    """The canonical bytes of a stored chunk. Raises SeedRefused where they are not what `digest` says."""
+    try:
+        raw = zstandard.ZstdDecompressor().decompress(data, max_output_size=size + 1)
+    except zstandard.ZstdError:
+        raise SeedRefused(f"chunk {digest[:12]} is damaged") from None
+    if len(raw) != size or hashlib.sha256(raw).hexdigest() != digest:
+        raise SeedRefused(f"chunk {digest[:12]} is not what its digest says")
+    return raw
+
+
+def canonical(event: Event, ref: Move, turn: Move, *, decoded: bool = False) -> bytes:
+    """The line of one row, its numbers sent through `ref` and `turn`.
+
+    `decoded`: the row came out of `format.decode_line`, so all in it is known to have a JSON.
+    Raises SeedRefused, which names the row, where a value has none.
+    """
+    sources, operation = moved_frame(event, ref)
+    row: dict[str, Any] = {"type": event.type, "time": event.time, "data": moved_data(event, ref, turn)}
+    if sources is not None:
+        row["sourceEventSeqs"] = sources
+    if operation is not None:
+        row["surfaceOp"] = operation.row() if isinstance(operation, Replace) else operation
+    if event.ignorable:
+        row["ignorable"] = True
+    try:
+        # A checking encoder first where it may hold what only Python has; the fast one takes such things.
+        checked = b"" if decoded else encode_line(row)
+        try:
+            return to_json(row) + b"\n"
+        except ValueError:
+            # Half a surrogate pair, which has no UTF-8, is escaped.
+            return (checked or encode_line(row)) + b"\n"
+    except (ValueError, TypeError, RecursionError) as error:
+        raise SeedRefused(
+            f"the row has no JSON ({type(error).__name__})", seq=event.seq, event_type=event.type
+        ) from None
+
+
+def rows_of(raw: bytes, turn: int, place: Move) -> Iterator[Event]:
+    """The rows of canonical bytes: numbered by `place` of their number in the chunk, from turn `turn` on.
+
+    Shares nothing with anyone. The bytes must be what `canonical` wrote.
+    """
+    for number, line in enumerate(raw.split(b"\n")[:-1]):
+        relative = Event.from_row({"seq": number, **decode_line(line)})
+        yield moved(relative, place(number), place, lambda count: count + turn)

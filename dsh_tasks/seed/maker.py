@@ -1,0 +1,436 @@
+"""SeedMaker: takes the rows of a log one by one and makes seeds of its completed turns at any time.
+
+Each turn is brought into its chunk's bytes once, as if nothing had to be left out; a seed is then
+a choice of chunks. What forbids that is noted row by row (`segment.Needs`): only the turns concerned
+are opened again, to leave rows out or to be folded. So another seed after one more turn costs one turn,
+and rows are not kept as objects. Pure: no clock, no I/O.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from itertools import islice
+
+from dsh_tasks.errors import LimitReached, SeedRefused, SessionRefused
+from dsh_tasks.lifecycle import Lifecycle
+from dsh_tasks.rows import END_SEED, Move, checked, is_inherited_marker, message_of, references
+from dsh_tasks.seed import value
+from dsh_tasks.seed.chunks import Chunk, canonical, pack
+from dsh_tasks.seed.inbox import TYPE as INBOX
+from dsh_tasks.seed.inbox import Inbox
+from dsh_tasks.seed.manifest import Page, Part
+from dsh_tasks.seed.segment import NOWHERE, Needs, Segment
+from dsh_tasks.seed.value import Seed
+from dsh_tasks.seed.verbatim import BOOKKEEPING, Kept, kept_rows
+from dsh_tasks.session import SURFACE_TYPES, Event, Replace, Session
+from dsh_tasks.surface import calls_of
+
+Answers = tuple[str, ...] | str
+"""Of a shown row: the calls that an assistant's message asks for, or the call that a result answers."""
+
+
+@dataclass(slots=True)
+class _Open:
+    """The segment to which rows are being added."""
+
+    turn: int
+    start: int
+    loose_ends: int
+    count: int = 0
+    lines: list[bytes] = field(default_factory=list)
+    needs: Needs = field(default_factory=Needs)
+    step_at: int | None = None
+    shown_at: int | None = None
+    shown: list[int] = field(default_factory=list)
+
+
+class SeedMaker:
+    """One per log. Rows must come in order, each checked by itself (`rows.checked`)."""
+
+    def __init__(self, *, keep: int | None = None, first_turn: int = 1) -> None:
+        """`keep`: make windows of up to so many turns only, and forget those before.
+
+        `first_turn`: turns before this number are checked, but no seed will have them.
+        """
+        self._keep = keep
+        self._first_turn = first_turn
+        self._lifecycle = Lifecycle()
+        self._left_out: list[int] = []
+        """Seqs of rows that no seed keeps: markers of inherited parts, and bookkeeping that names one."""
+        self._segments: deque[Segment] = deque()
+        self._turns = 0
+        self._end = 0
+        """Seq after the last `turn/end`."""
+        self._surface_at_end: list[int] | None = None
+        """The surface at the last `turn/end`, where a later row has replaced some of it."""
+        self._has_replaced = False
+        self._answers: dict[int, Answers] = {}
+        self._inbox = Inbox()
+        self._first_system: int | None = None
+        self._begun: dict[tuple[object, ...], int] = {}
+        """Places of what later bookkeeping goes on with: retries, commands, dispatches."""
+        self._request = -1
+        self._headers: dict[int, Event] = {}
+        """Request headers, which developer messages may name from afar."""
+        self._pages: dict[tuple[Part, ...], Page] = {}
+        self._made: dict[int, Seed] = {}
+        self._open = _Open(1, 0, 0)
+
+    @property
+    def turns(self) -> int:
+        """Completed turns so far."""
+        return self._turns
+
+    # -- rows -------------------------------------------------------------------------------------
+
+    def add(self, event: Event, *, decoded: bool = False) -> None:
+        """Take the next row. Raises SessionRefused or SeedRefused; then the maker is of no more use.
+
+        `decoded` as in `chunks.canonical`.
+        """
+        if isinstance(event.surface_op, Replace):
+            self._has_replaced = True
+            if self._surface_at_end is None:
+                self._surface_at_end = self._live()
+        in_two = self._lifecycle.compaction is not None
+        self._lifecycle.accept(event)
+        if is_inherited_marker(event):
+            if not in_two:
+                self._left_out.append(event.seq)
+                return
+            # It ends a compaction that a crash left open; the plain marker of a resumed log does as well.
+            event = Event(END_SEED, event.seq, event.time, {})
+        named = self._named(event)
+        if named is None:
+            self._left_out.append(event.seq)
+            return
+        self._note(event, named)
+        at = self._open
+        if at.turn >= self._first_turn:
+            at.lines.append(self._line(event, decoded=decoded))
+        at.count += 1
+        if event.type == "turn/end":
+            self._close(event)
+
+    def _place(self, seq: int) -> int:
+        if not self._left_out:
+            return seq
+        before = bisect_left(self._left_out, seq)
+        if before < len(self._left_out) and self._left_out[before] == seq:
+            raise KeyError(seq)
+        return seq - before
+
+    def _line(self, event: Event, *, decoded: bool) -> bytes:
+        start, turn = self._open.start, self._open.turn
+
+        def relative(seq: int) -> int:
+            return self._place(seq) - start
+
+        return canonical(event, relative, lambda number: number - turn, decoded=decoded)
+
+    def _named(self, event: Event) -> list[int] | None:
+        """Places of the rows that this one names; None where it is to be left out with a marker."""
+        try:
+            return [self._place(seq) for seq in references(event)]
+        except KeyError:
+            if event.type in BOOKKEEPING:
+                return None
+            raise SeedRefused(
+                "it points at the marker of the inherited part", seq=event.seq, event_type=event.type
+            ) from None
+
+    def _note(self, event: Event, named: list[int]) -> None:
+        """Note what the row needs, and what of it later rows or seeds ask for."""
+        at, kind, place = self._open, event.type, event.seq - len(self._left_out)
+        if kind == INBOX:
+            self._inbox.splice(event.data, place)
+        elif kind in SURFACE_TYPES:
+            self._note_shown(event, place)
+        elif kind == "step/start" and at.step_at is None:
+            at.step_at = at.count
+        elif kind == "request/header":
+            self._request = place
+            self._headers[place] = event
+        if kind in BOOKKEEPING:
+            named += self._goes_on_with(event, place)
+            if named:
+                at.needs.dispensable.append((at.count, tuple(named)))
+        elif named:
+            at.needs.earliest = min(at.needs.earliest, *named)
+        at.needs.outside.update(seq for seq in named if seq < at.start)
+        turn = event.data.get("turn") if isinstance(event.data, dict) else None
+        if type(turn) is int and turn < at.needs.earliest_turn:
+            at.needs.earliest_turn = turn
+
+    def _note_shown(self, event: Event, place: int) -> None:
+        at = self._open
+        if at.shown_at is None:
+            at.shown_at = at.count
+        at.shown.append(event.seq)
+        if event.type == "assistant/message":
+            calls = calls_of(message_of(event))
+            if calls:
+                self._answers[event.seq] = tuple(calls)
+        elif event.type == "tool/result":
+            self._answers[event.seq] = message_of(event)["toolCallId"]
+        elif event.type == "system/message":
+            if self._first_system is None:
+                self._first_system = place
+            head = self._lifecycle.head
+            if head is not None and head != event.seq:
+                # It may stand where it does only because another stands first.
+                at.needs.earliest = min(at.needs.earliest, self._place(head))
+
+    def _goes_on_with(self, event: Event, place: int) -> list[int]:
+        """Places of the rows without which the harness refuses this one, where it does not name them."""
+        data, named = event.data, list[int]()
+        match event.type:
+            case "llm/retry":
+                name, count = data.get("retryId"), data["retry"]
+                named = [self._request]
+                if count > 1:
+                    named.append(self._begun.get(("retry", name, count - 1), -1))
+                self._begun["retry", name, count] = place
+            case "llm/retry-started":
+                named = [self._begun.get(("retry", data.get("retryId"), data.get("retry")), -1)]
+            case "command/run":
+                self._begun["command", data["commandId"]] = place
+            case "command/done":
+                named = [self._begun.get(("command", data["commandId"]), -1)]
+            case "tool/ptc-dispatch-start":
+                self._begun["dispatch", data.get("subCallId")] = place
+            case "tool/ptc-dispatch":
+                named = [self._begun.get(("dispatch", data.get("subCallId")), -1)]
+        return named
+
+    def _close(self, event: Event) -> None:
+        at = self._open
+        shown = at.shown
+        segment = Segment(
+            turn=at.turn,
+            start=at.start,
+            rows=at.count,
+            raw=b"".join(at.lines) if at.lines else None,
+            needs=at.needs,
+            step_at=at.step_at,
+            shown_at=at.shown_at,
+            is_strict=self._lifecycle.loose_ends == at.loose_ends,
+            is_paired=self._is_paired(shown),
+        )
+        if self._keep is None and segment.raw is not None:
+            segment.packed()
+        self._segments.append(segment)
+        if self._keep is not None and len(self._segments) > max(self._keep, 1):
+            self._segments.popleft()
+        self._turns += 1
+        self._end = event.seq + 1
+        self._surface_at_end = None
+        self._inbox.cut()
+        self._made.clear()
+        self._open = _Open(at.turn + 1, segment.end, self._lifecycle.loose_ends)
+
+    # -- seeds ------------------------------------------------------------------------------------
+
+    def seed(self, turns: int | None = None, *, max_bytes: int | None = None) -> Seed:
+        """Freeze the last `turns` completed turns, or all, as the start of a child.
+
+        0 gives an empty seed; more than there are gives all of them. Events are numbered from 0, turns
+        from 1. Raises SeedRefused, LimitReached over `max_bytes` of raw rows.
+        """
+        if turns is not None and turns < 0:
+            raise SeedRefused("a window has 0 or more turns")
+        count = self._turns if turns is None else min(turns, self._turns)
+        if count > self._turns - self._first_turn + 1 or (self._keep is not None and count > self._keep):
+            raise SeedRefused("turns before this window were read, but not kept")
+        if not count:
+            return value.empty(self._turns)
+        if count not in self._made:
+            kept = list(islice(self._segments, len(self._segments) - count, None))
+            self._made[count] = self._chosen(kept) or self._rewritten(kept)
+        seed = self._made[count]
+        if max_bytes is not None and seed.raw_bytes > max_bytes:
+            raise too_large(seed, "seed_bytes", max_bytes)
+        return seed
+
+    def _live(self, first: int = 0) -> list[int]:
+        """Seqs from `first` on of the surface at the last end of a turn, in order."""
+        if self._surface_at_end is not None:
+            return [seq for seq in self._surface_at_end if seq >= first]
+        return [seq for seq in self._lifecycle.surface if first <= seq < self._end]
+
+    def _seq(self, place: int) -> int:
+        """The first seq that can stand at `place`."""
+        for marker in self._left_out:
+            if marker <= place:
+                place += 1
+        return place
+
+    def _is_paired(self, seqs: Sequence[int]) -> bool:
+        """Whether results stand right after their calls and each call has one, as a strict model wants it."""
+        waiting: set[str] = set()
+        for seq in seqs:
+            answer = self._answers.get(seq)
+            if isinstance(answer, str):
+                if answer not in waiting:
+                    return False
+                waiting.remove(answer)
+            elif waiting:
+                return False
+            elif answer is not None:
+                waiting = set(answer)
+        return not waiting
+
+    def _head(self, kept: Sequence[Segment]) -> int | None:
+        """Place at which an empty system message has to be put in; NOWHERE where none can stand first."""
+        if self._first_system is None or self._first_system >= kept[0].start:
+            return None
+        opened: int | None = None
+        for segment in kept:
+            if opened is None and segment.step_at is not None:
+                if segment.shown_at is not None and segment.shown_at < segment.step_at:
+                    return NOWHERE
+                opened = segment.start + segment.step_at + 1
+            if segment.shown_at is not None:
+                return NOWHERE if opened is None else opened
+        return None
+
+    def _chosen(self, kept: Sequence[Segment]) -> Seed | None:
+        """The seed as a choice of chunks, some without some rows; None where that cannot be."""
+        first = kept[0].start
+        head = self._head(kept)
+        if head == NOWHERE or not self._stand_alone(kept):
+            return None
+        dropped = self._dropped(kept, first)
+        gone = set(dropped)
+
+        def place(seq: int) -> int:
+            if seq < first or seq in gone:
+                raise KeyError(seq)
+            return seq - first - bisect_left(dropped, seq)
+
+        try:
+            chunks = [_chunk_of(segment, dropped, place) for segment in kept]
+        except KeyError:
+            return None
+        at = None if head is None else head - first - bisect_left(dropped, head)
+        return value.made("verbatim", chunks, self._turns, head=at, pages=self._pages)
+
+    def _stand_alone(self, kept: Sequence[Segment]) -> bool:
+        """Whether no row that must be kept needs what is not, and calls and results stand as they should."""
+        first, first_turn = kept[0].start, kept[0].turn
+        if any(
+            segment.needs.earliest < first or segment.needs.earliest_turn < first_turn for segment in kept
+        ):
+            return False
+        if self._has_replaced and not self._is_paired(self._live(self._seq(first))):
+            return False
+        return all(segment.is_strict and (self._has_replaced or segment.is_paired) for segment in kept)
+
+    def _dropped(self, kept: Sequence[Segment], first: int) -> list[int]:
+        """Places of the rows that are left out: waiting messages, bookkeeping that names what is not kept."""
+        gone = self._inbox.loose(first)
+        for segment in kept:
+            for number, named in segment.needs.dispensable:
+                if any(seq < first or seq in gone for seq in named):
+                    gone.add(segment.start + number)
+        return sorted(gone)
+
+    def _rewritten(self, kept: Sequence[Segment]) -> Seed:
+        """The seed made of rows again, row by row."""
+        first = kept[0].start
+        live = [self._place(seq) for seq in self._live(self._seq(first))]
+        form, parts, head = kept_rows(
+            Kept(
+                rows=[event for segment in kept for event in segment.events()],
+                live=live,
+                waiting=self._inbox.loose(first),
+                turns_before=kept[0].turn - 1,
+                system_before=self._first_system is not None and self._first_system < first,
+                has_system=self._first_system is not None and self._first_system < kept[-1].end,
+                headers=self._headers,
+            )
+        )
+        chunks = [_chunk(rows, number) for number, rows in parts]
+        return value.made(form, chunks, self._turns, head=head, pages=self._pages)
+
+
+def _chunk(rows: Sequence[Event], number: int) -> Chunk:
+    """The chunk of turn `number`, all rows of which stand where they are to be read."""
+    start = rows[0].seq
+    lines = [
+        canonical(row, lambda seq: seq - start, lambda turn: turn - number, decoded=True) for row in rows
+    ]
+    return pack(b"".join(lines), len(rows))
+
+
+def _chunk_of(segment: Segment, dropped: Sequence[int], place: Move) -> Chunk:
+    inside = dropped[bisect_left(dropped, segment.start) : bisect_left(dropped, segment.end)]
+    if not inside and not (dropped and segment.needs.outside):
+        return segment.packed()
+    return segment.without(inside, place)
+
+
+def too_large(seed: Seed, limit: str, cap: int) -> LimitReached:
+    """The refusal of a seed over `cap` bytes of raw rows; it names the window that would fit."""
+    size, fits = 0, 0
+    for chunk in reversed(seed.chunks):
+        size += chunk.raw_bytes
+        if size > cap:
+            break
+        fits += 1
+    smaller = (
+        f"use a fork-lite of {fits}, which fits" if fits else "even its last turn is larger; spawn instead"
+    )
+    way_out = f"it keeps {seed.turns} turns; {smaller}"
+    return LimitReached(limit, value=seed.raw_bytes, cap=cap, way_out=way_out)
+
+
+def cut(session: Session, *, max_bytes: int | None = None) -> Seed:
+    """Freeze every event of `session` up to and including its last `turn/end`, of whatever reason.
+
+    A turn still open is never part of it; without a completed turn the seed is empty. The marker of
+    the session's own inherited part is dropped and the rows are renumbered.
+
+    Raises SeedRefused with `seq` and `type` of the first event that cannot be kept, LimitReached over
+    `max_bytes` of raw rows.
+    Source: the harness forks at the last `turn/end`.
+    """
+    return taken(session).seed(max_bytes=max_bytes)
+
+
+def window(session: Session, turns: int, *, max_bytes: int | None = None) -> Seed:
+    """Freeze the last `turns` completed turns of `session` as the start of a child.
+
+    0 gives an empty seed; more than there are gives all of them, the same bytes as `cut`. A turn is
+    `turn/start` to `turn/end` of whatever reason, with the rows since the turn before. Events are
+    numbered from 0, turns from 1, and share nothing with `session`.
+
+    Raises SeedRefused with `seq` and `type` of the first event that cannot be kept, LimitReached over
+    `max_bytes` of raw rows.
+    Source: the window rule is ours (docs/format.md).
+    """
+    if turns < 0:
+        raise SeedRefused("a window has 0 or more turns")
+    ended = sum(event.type == "turn/end" for event in session.events)
+    maker = taken(session, SeedMaker(first_turn=max(1, ended - turns + 1)))
+    return maker.seed(turns, max_bytes=max_bytes)
+
+
+def taken(session: Session, maker: SeedMaker | None = None, *, since: int = 0) -> SeedMaker:
+    """A maker that has the completed turns of `session`, whose rows before `since` it had before.
+
+    Raises SeedRefused with `seq` and `type` of the first event that cannot be kept.
+    """
+    maker = maker or SeedMaker()
+    for place in range(since, session.end_of_completed()):
+        event = session.events[place]
+        try:
+            maker.add(checked(event.row(), place))
+        except SeedRefused:
+            raise
+        except SessionRefused as error:
+            raise SeedRefused(error.facts["what"], seq=event.seq, event_type=event.type) from None
+    return maker
