@@ -20,6 +20,7 @@ LOGS: dict[str, Callable[[], Session]] = {
     "notices and thoughts": lambda: a_log(turns=3, notices=2, thinks=True),
     "seed within a seed": lambda: a_log(turns=4, tools=1, inherited=2),
     "compaction in a turn": lambda: a_log(turns=5, compacted={4: 3}),
+    "no system message at all": lambda: a_log(turns=3, tools=1, bookkeeping=False),
     "chained compactions": lambda: a_log(turns=6, tools=1, compacted={3: 4, 4: 2, 6: 2}),
 }
 
@@ -112,7 +113,7 @@ def replacement_from_within(writer: LogWriter) -> None:
 
 @built("system prompt changes")
 def system_changes(writer: LogWriter) -> None:
-    """Twice in the place of the first, once appended behind other messages."""
+    """Twice in the place of the first."""
     exchange(writer, "1")
     for number in (2, 3):
         writer.open_turn(f"question {number}")
@@ -120,6 +121,47 @@ def system_changes(writer: LogWriter) -> None:
         writer.assistant(text(f"answer {number}"))
         writer.close_turn()
     exchange(writer, "4")
+
+
+@built("system messages in the middle")
+def later_systems(writer: LogWriter) -> None:
+    """Appended behind other messages, one of them replaced later by another."""
+    exchange(writer, "1")
+    writer.open_turn("question 2")
+    second = writer.system("More rules.")
+    writer.assistant(text("answer 2"))
+    writer.close_turn()
+    writer.open_turn("question 3")
+    message = {**writer.rows[second]["data"]["message"], "content": [text("Other rules.")]}
+    replace(writer, "system/message", {**writer.frame, "message": message}, second, second)
+    writer.assistant(text("answer 3"))
+    writer.close_turn()
+    exchange(writer, "4")
+
+
+@built("developer messages")
+def developer_messages(writer: LogWriter) -> None:
+    """Text of a plugin, and a tool that came: its message names the request header of turn 1."""
+    exchange(writer, "1")
+    header = next(row["seq"] for row in writer.rows if row["type"] == "request/header")
+    for number in (2, 3):
+        writer.open_turn(f"question {number}")
+        blocks = [text(f"a word of a plugin {number}")] if number == 2 else [tool_came("read")]
+        more = {} if number == 2 else {"headerSeq": header}
+        message = {
+            "role": "developer",
+            "content": blocks,
+            "source": {"kind": "some-plugin"},
+            "id": writer.name("developer"),
+        }
+        writer.show("developer/message", {**writer.frame, "message": message, **more})
+        writer.assistant(text(f"answer {number}"))
+        writer.close_turn()
+    exchange(writer, "4")
+
+
+def tool_came(name: str) -> dict[str, Any]:
+    return {"type": "tool-addition", "toolName": name}
 
 
 def new_rules(writer: LogWriter, words: str) -> None:
@@ -143,9 +185,11 @@ def rows_of_tomorrow(writer: LogWriter) -> None:
 
 @built("turns with no step")
 def no_step(writer: LogWriter) -> None:
-    """Aborted before they did anything: the first, one amid others, the last."""
+    """Aborted before they did anything: the first, two amid others, the last."""
     empty_turn(writer)
-    exchange(writer, "2")
+    open_turn_with_system(writer, "question 2")
+    writer.assistant(text("answer 2"))
+    writer.close_turn()
     empty_turn(writer)
     empty_turn(writer)
     exchange(writer, "5", tools=1)
@@ -157,6 +201,19 @@ def empty_turn(writer: LogWriter) -> None:
     writer.step = 0
     writer.add("turn/start", {"turn": writer.turn})
     writer.close_turn("aborted")
+
+
+def open_turn_with_system(writer: LogWriter, words: str) -> None:
+    """The first turn with a step: the harness writes its system message there."""
+    message = writer.user_message(words)
+    writer.inbox("next-turn", [message])
+    writer.turn += 1
+    writer.step = 0
+    writer.add("turn/start", {"turn": writer.turn})
+    writer.inbox("next-turn", [], removed=1)
+    writer.open_step()
+    writer.system("Rules.")
+    writer.show("user/message", message)
 
 
 @built("images, some taken out")

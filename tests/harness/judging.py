@@ -15,7 +15,7 @@ from dsh_tasks.errors import SeedRefused
 from dsh_tasks.seed import Seed
 from dsh_tasks.session import Session
 from tests.harness.expected import CONTEXT, UNKNOWN, History, history_in, history_of, merged
-from tests.harness.oracle import Oracle, Verdict, prompt_of, reply_to
+from tests.harness.oracle import MODEL, PROFILE, Oracle, Verdict, prompt_of, reply_to
 
 FORK = None
 """The window of a fork: every completed turn."""
@@ -76,36 +76,46 @@ def cases_of(logs: Mapping[str, Session]) -> Iterator[Case]:
                 yield Case(name, log, window, made)
 
 
-def judged(cases: Iterable[Case], folder: Path, *, profile: str = "sdk-minimal") -> list[Judged]:
+def judged(
+    cases: Iterable[Case], folder: Path, *, profile: str = PROFILE, model: str = MODEL
+) -> list[Judged]:
     """Let one runtime resume and prompt every seed, and a second one do it again.
 
     Seeds that are the same bytes for the same child are shown once.
     """
     known = list(cases)
-    shown: dict[tuple[str, str], str] = {}
+    names: dict[tuple[str, str], str] = {}
     files: dict[str, bytes] = {}
-    with Oracle(folder, profile=profile) as oracle:
+    with Oracle(folder, profile=profile, model=model) as oracle:
         for case in known:
-            if case.seed is not None and (case.log_name, case.seed.digest) not in shown:
-                name = shown[case.log_name, case.seed.digest] = f"child-{len(shown)}"
+            if case.seed is not None and (case.log_name, case.seed.digest) not in names:
+                name = names[case.log_name, case.seed.digest] = f"child-{len(names)}"
                 files[name] = oracle.file_of(case.child(), name)
         first = oracle.judge(files)
         oracle.restart()
         second = oracle.judge([name for name in files if first[name].is_accepted])
-        result = []
-        for case in known:
-            if case.seed is None:
-                result.append(Judged(case, None))
-                continue
-            name = shown[case.log_name, case.seed.digest]
-            history = history_of([event.row() for event in case.log.events], case.window)
-            fault = fault_of(history, first[name], prompt_of(name, 1))
-            if fault is None:
-                said = [(prompt_of(name, 1), reply_to(prompt_of(name, 1)))]
-                fault = fault_of(history, second[name], prompt_of(name, 2), said)
-                fault = fault and f"second resume: {fault}"
-            result.append(Judged(case, fault))
-    return result
+    systems = {str(request.get("system")) for verdict in first.values() for request in verdict.requests}
+    # A child has the system text of its own runtime, whatever its parent's was.
+    assert len(systems) <= 1, systems
+    return [_judged(case, names, first, second) for case in known]
+
+
+def _judged(
+    case: Case,
+    names: Mapping[tuple[str, str], str],
+    first: Mapping[str, Verdict],
+    second: Mapping[str, Verdict],
+) -> Judged:
+    if case.seed is None:
+        return Judged(case, None)
+    name = names[case.log_name, case.seed.digest]
+    history = history_of([event.row() for event in case.log.events], case.window)
+    fault = fault_of(history, first[name], prompt_of(name, 1))
+    if fault is not None:
+        return Judged(case, fault)
+    said = [(prompt_of(name, 1), reply_to(prompt_of(name, 1)))]
+    fault = fault_of(history, second[name], prompt_of(name, 2), said)
+    return Judged(case, fault and f"second resume: {fault}")
 
 
 def fault_of(

@@ -26,8 +26,12 @@ from dsh_tasks.session import Session
 from tests.harness.model import RecordingModel
 
 PROFILE = "sdk-minimal"
+MODEL = "deepseek-v4-flash"
+"""The SDK's default: it sees no images, and has its system text outside the messages."""
 AT_ONCE = 4
 """Sessions that run at the same time; the runtime answers some thirty a second on two cores."""
+A_PROCESS = 400
+"""Sessions that one process opens: it never closes one."""
 ANSWER_SECONDS = 30
 PACKAGES = ("deepseek-harness-sdk", "deepseek-harness-runtime-bin")
 
@@ -80,11 +84,12 @@ def reply_to(prompt: str) -> str:
 class Oracle:
     """A home, a working folder and a model in `folder`, and the runtime over them."""
 
-    def __init__(self, folder: Path, *, profile: str = PROFILE) -> None:
+    def __init__(self, folder: Path, *, profile: str = PROFILE, model: str = MODEL) -> None:
         self.cwd = (folder / "project").resolve()
         self.home = (folder / "home").resolve()
         self.cwd.mkdir(parents=True, exist_ok=True)
         self.profile = profile
+        self.model_name = model
         self.model = RecordingModel(reply_to)
         self.visit = 0
         self._harness: Any = None
@@ -103,7 +108,7 @@ class Oracle:
     def path_of(self, session_id: str) -> Path:
         """Where the runtime looks for the file of a session."""
         folder = f"-{str(self.cwd).replace('/', '-')}--"
-        packed = "" if self.profile == "sdk-minimal" else ".zstd"
+        packed = "" if self.profile == PROFILE else ".zstd"
         return self.home / "sessions" / folder / session_id / f"session.v4.jsonl{packed}"
 
     def at_home(self, session: Session, session_id: str) -> Session:
@@ -113,7 +118,7 @@ class Oracle:
     def file_of(self, session: Session, session_id: str) -> bytes:
         """A log as the file that the runtime is to resume under this name."""
         placed = self.at_home(session, session_id)
-        return log_format.write(placed) if self.profile == "sdk-minimal" else log_format.pack(placed)
+        return log_format.write(placed) if self.profile == PROFILE else log_format.pack(placed)
 
     def _lay(self, session_id: str, data: bytes) -> None:
         path = self.path_of(session_id)
@@ -129,8 +134,14 @@ class Oracle:
                 self._lay(session_id, data)
         self.visit += 1
         names = list(files)
-        with ThreadPoolExecutor(AT_ONCE) as pool:
-            return dict(zip(names, pool.map(self._visited, names), strict=True))
+        verdicts: dict[str, Verdict] = {}
+        for start in range(0, len(names), A_PROCESS):
+            if start:
+                self.restart()
+            batch = names[start : start + A_PROCESS]
+            with ThreadPoolExecutor(AT_ONCE) as pool:
+                verdicts |= zip(batch, pool.map(self._visited, batch), strict=True)
+        return verdicts
 
     def restart(self) -> None:
         """End the runtime; the next session is opened by another process."""
@@ -165,6 +176,7 @@ class Oracle:
                     dsh_home=str(self.home),
                     cwd=str(self.cwd),
                     profile=self.profile,
+                    model=self.model_name,
                     base_url=self.model.base_url,
                     api_key="unused",
                     request_timeout_seconds=float(ANSWER_SECONDS),
