@@ -9,26 +9,25 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from io import BytesIO
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import zstandard
+from pydantic_core import from_json, to_json
 
 from dsh_tasks import format_v0
-from dsh_tasks.errors import SessionRefused
+from dsh_tasks.errors import SeedRefused, SessionRefused
 from dsh_tasks.lifecycle import Lifecycle, no
+from dsh_tasks.log_lines import MAX_LOG_BYTES, lines, unpacked
 from dsh_tasks.rows import DELIVERY, DELIVERY_VERSION, checked, is_inherited_marker
 from dsh_tasks.session import Event, Header, Session
 
 VERSION = 4
-MAX_LOG_BYTES = 1 << 30
-"""Largest log that is read, unpacked: a bound for files that unpack without end."""
 MAX_DEPTH = 200
 """How deep JSON may be nested; deeper values could be read but not written again."""
 
-_ZSTD_MAGIC = b"\x28\xb5\x2f\xfd"
 _HEADER_FIELDS = frozenset(
     {
         "type",
@@ -48,16 +47,21 @@ _REQUIRED = ("version", "id", "createdAt", "isSeeded", "delegationDepth")
 
 def read(path: str | Path) -> Session:
     """The log in the file at `path`, plain or zstd, v4 or v0. Raises SessionRefused."""
+    with opened(path) as stream:
+        return _parsed(stream)
+
+
+def opened(path: str | Path) -> BinaryIO:
+    """The file at `path`, to be read from its beginning. Raises SessionRefused."""
     try:
         # A device or a pipe could be read without end.
         if not Path(path).is_file():
             raise SessionRefused("there is no such file")
         if Path(path).stat().st_size > MAX_LOG_BYTES:
             raise SessionRefused(f"the log is larger than {MAX_LOG_BYTES} bytes")
-        data = Path(path).read_bytes()
+        return Path(path).open("rb")
     except (OSError, ValueError) as error:
         raise SessionRefused(f"the file cannot be read ({type(error).__name__})") from None
-    return parse(data)
 
 
 def parse(data: bytes) -> Session:
@@ -65,18 +69,58 @@ def parse(data: bytes) -> Session:
 
     Raises SessionRefused with the first line (from 1) that cannot be read, for any bytes whatever.
     """
-    lines = _lines(_unpacked(data))
-    head = next(lines, None)
+    if len(data) > MAX_LOG_BYTES:
+        raise SessionRefused(f"the log is larger than {MAX_LOG_BYTES} bytes")
+    return _parsed(BytesIO(data))
+
+
+def _parsed(stream: BinaryIO) -> Session:
+    found = objects(lines(unpacked(stream)))
+    _, head = next(found, (1, None))
     if head is None:
         raise SessionRefused("there is no header line", line=1)
+    header, rows = header_and_rows(head, found)
+    events: list[Event] = []
+    lifecycle = Lifecycle()
+    reader = RowReader(header, lifecycle.accept)
+    for line, row in rows:
+        events.append(reader.take(line, row))
+    reader.end()
+    return Session(header, tuple(events))
+
+
+def objects(found: Iterator[tuple[int, bytes, bool]]) -> Iterator[tuple[int, dict[str, Any]]]:
+    """(line, its JSON object); a last one without its end is dropped if it is not whole.
+
+    Raises SessionRefused.
+    """
+    for number, line, is_ended in found:
+        try:
+            value = decode_line(line)
+        except ValueError as error:
+            if not is_ended and number > 1:
+                return
+            raise SessionRefused(f"the line is not JSON ({_why(error)})", line=number) from None
+        if not isinstance(value, dict):
+            raise SessionRefused("the line is not a JSON object", line=number)
+        yield number, value
+
+
+def header_and_rows(
+    head: dict[str, Any], rows: Iterator[tuple[int, dict[str, Any]]]
+) -> tuple[Header, Iterator[tuple[int, dict[str, Any]]]]:
+    """The header of a log, and its rows as rows of v4, each with its line. Raises SessionRefused."""
     if head.get("type") != "session":
         raise SessionRefused("the first line is not a session header", line=1)
+    if is_v0(head):
+        return format_v0.convert(head, (row for _, row in rows))
+    return _header(head), rows
+
+
+def is_v0(head: dict[str, Any]) -> bool:
+    """Whether a header is that of an older log, which is converted as a whole."""
     version = head.get("version")
-    if version == 0 and type(version) is int:
-        header, rows = format_v0.convert(head, lines)
-        return _session(header, rows)
-    header = _header(head)
-    return _session(header, ((place + 2, row) for place, row in enumerate(lines)))
+    return version == 0 and type(version) is int
 
 
 def write(session: Session) -> bytes:
@@ -116,13 +160,47 @@ def decode_line(line: bytes) -> Any:
     Not a number, infinities (`1e999` too) and invalid UTF-8 are not JSON.
     """
     try:
+        value = from_json(line, allow_inf_nan=False)
+    except ValueError:
+        # The standard parser is the judge: it takes half surrogate pairs, and is asked for few lines.
+        return _decoded(line)
+    # Numbers that one parser takes and the other does not have many digits.
+    digits = line.translate(_DIGITS)
+    if _LONG_NUMBER in digits or (
+        (b"0e000" in digits or b"0e+000" in digits) and b"Infinity" in _as_written(value)
+    ):
+        return _decoded(line)
+    if _brackets(line) > MAX_DEPTH and _is_too_deep(value):
+        raise ValueError("nested too deep")
+    return value
+
+
+_KINDS = {**dict.fromkeys(b"0123456789", b"0"), **dict.fromkeys(b"eE", b"e"), ord("+"): b"+"}
+_DIGITS = b"".join(_KINDS.get(byte, b" ") for byte in range(256))
+"""Each byte as what it is in a number, for `bytes.translate`."""
+_LONG_NUMBER = b"0" * 300
+
+
+def _as_written(value: Any) -> bytes:
+    try:
+        return to_json(value)
+    except ValueError:
+        return b"Infinity"
+
+
+def _decoded(line: bytes) -> Any:
+    try:
         value = _DECODER.decode(line.decode())
     except RecursionError:
         raise ValueError("nested too deep") from None
-    # Few lines have that many brackets, so few are walked.
-    if line.count(b"[") + line.count(b"{") > MAX_DEPTH and _is_too_deep(value):
+    if _brackets(line) > MAX_DEPTH and _is_too_deep(value):
         raise ValueError("nested too deep")
     return value
+
+
+def _brackets(line: bytes) -> int:
+    # Few lines have that many brackets, so few are walked.
+    return line.count(b"[") + line.count(b"{")
 
 
 def _finite(text: str) -> float:
@@ -151,45 +229,6 @@ def _is_too_deep(value: Any) -> bool:
         if not level:
             return False
     return True
-
-
-# -- bytes ----------------------------------------------------------------------------------------
-
-
-def _unpacked(data: bytes) -> bytes:
-    if not data.startswith(_ZSTD_MAGIC):
-        if len(data) > MAX_LOG_BYTES:
-            raise SessionRefused(f"the log is larger than {MAX_LOG_BYTES} bytes")
-        return data
-    # A last frame that a crash cut off gives what it holds: the line in it is torn like any other.
-    reader = zstandard.ZstdDecompressor().stream_reader(BytesIO(data), read_across_frames=True)
-    try:
-        unpacked: bytes = reader.read(MAX_LOG_BYTES + 1)
-    except (zstandard.ZstdError, MemoryError):
-        raise SessionRefused("the file is not a valid zstd stream") from None
-    if len(unpacked) > MAX_LOG_BYTES:
-        raise SessionRefused(f"the log is larger than {MAX_LOG_BYTES} bytes")
-    return unpacked
-
-
-def _lines(data: bytes) -> Iterator[dict[str, Any]]:
-    """The decoded lines; a last one without its end is dropped if it is not whole."""
-    start, number = 0, 0
-    while start < len(data):
-        number += 1
-        end = data.find(b"\n", start)
-        is_torn = end < 0
-        line = data[start:] if is_torn else data[start:end]
-        start = len(data) if is_torn else end + 1
-        try:
-            value = decode_line(line)
-        except ValueError as error:
-            if is_torn and number > 1:
-                return
-            raise SessionRefused(f"the line is not JSON ({_why(error)})", line=number) from None
-        if not isinstance(value, dict):
-            raise SessionRefused("the line is not a JSON object", line=number)
-        yield value
 
 
 def _why(error: ValueError) -> str:
@@ -230,36 +269,51 @@ def _header(row: dict[str, Any]) -> Header:
     return format_v0.header(row, is_seeded=row["isSeeded"], cwd=cwd)
 
 
-def _session(header: Header, rows: Iterator[tuple[int, dict[str, Any]]]) -> Session:
-    """Check numbered rows, one by one and against each other, and bind them to their header."""
-    lifecycle = Lifecycle()
-    events: list[Event] = []
-    marker: int | None = None
-    for line, row in rows:
+class RowReader:
+    """Binds the rows of a log to its header, one by one. Mutable: one per reading."""
+
+    def __init__(self, header: Header, accept: Callable[[Event], None]) -> None:
+        """`accept` takes each checked row and refuses one that cannot follow those before it."""
+        self.header = header
+        self.count = 0
+        self._accept = accept
+        self._is_marked = False
+
+    def take(self, line: int, row: dict[str, Any]) -> Event:
+        """Check the next row. Raises SessionRefused with its line."""
         try:
-            event = checked(row, len(events))
-            lifecycle.accept(event)
+            event = checked(row, self.count)
+            if is_inherited_marker(event):
+                if self._is_marked or not self.header.is_seeded:
+                    raise no(event, "an inherited end-of-seed marker too many")
+                self._is_marked = True
+            elif event.type == DELIVERY:
+                self._check_delivery(event)
+            self._accept(event)
         except SessionRefused as error:
             raise _at(line, error) from None
-        if is_inherited_marker(event):
-            if marker is not None or not header.is_seeded:
-                raise _at(line, no(event, "an inherited end-of-seed marker too many"))
-            marker = event.seq
-        events.append(event)
-    if header.is_seeded and marker is None:
-        raise SessionRefused("the header says isSeeded, but no row marks the end of the seed", line=1)
-    _check_deliveries(header, events, marker or 0)
-    return Session(header, tuple(events))
+        except SeedRefused as error:
+            facts = error.facts
+            raise SessionRefused(
+                facts["what"], line=line, seq=facts["seq"], event_type=facts["type"]
+            ) from None
+        self.count += 1
+        return event
 
+    def end(self) -> None:
+        """All that there is was taken. Raises SessionRefused where the marker of the seed is missing."""
+        if self.header.is_seeded and not self._is_marked:
+            raise SessionRefused("the header says isSeeded, but no row marks the end of the seed", line=1)
 
-def _check_deliveries(header: Header, events: list[Event], inherited: int) -> None:
-    # Inherited rows name the parent's session, own ones the log's own.
-    first = inherited if header.parent_session is not None else 0
-    for event in events[first:]:
-        if event.type != DELIVERY or event.data.get("sessionFormatVersion") != DELIVERY_VERSION:
-            continue
-        if event.data["sessionId"] != header.id:
-            raise _at(event.seq + 2, no(event, "the delivery row names another session"))
+    def _check_delivery(self, event: Event) -> None:
+        # Inherited rows name the parent's session, own ones the log's own.
+        is_inherited = (
+            self.header.is_seeded and not self._is_marked and self.header.parent_session is not None
+        )
+        if is_inherited or event.data.get("sessionFormatVersion") != DELIVERY_VERSION:
+            return
+        if event.data["sessionId"] != self.header.id:
+            raise no(event, "the delivery row names another session")
 
 
 def _at(line: int, error: SessionRefused) -> SessionRefused:

@@ -13,6 +13,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from dsh_tasks import format as log_format
+from dsh_tasks import log_lines
 from dsh_tasks import surface
 from dsh_tasks.errors import SessionRefused
 from dsh_tasks.session import Event, Session
@@ -315,7 +316,7 @@ def test_values_without_bounds_are_refused_where_they_stand() -> None:
 
 
 def test_a_file_that_unpacks_without_end_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(log_format, "MAX_LOG_BYTES", 10_000)
+    monkeypatch.setattr(log_lines, "MAX_LOG_BYTES", 10_000)
     bomb = zstandard.ZstdCompressor().compress(b" " * 1_000_000)
     assert "larger" in refusal(bomb).message
 
