@@ -7,7 +7,8 @@ the fastest parser that we depend on; and reading, cutting and chunking as a for
 half the turns (one that is verbatim, one that is folded) and as a window of two. Memory is the peak of
 the process less that of one that only imported the package, beside the bytes that the kept turns have
 in the log. Prints medians and a line of JSON; exit code 1 where an aim is missed: half of `json.loads`'
-speed, and memory under three times the kept turns where these are 5 MB or more.
+speed (fastest round to fastest round, since what else a machine does only adds), and memory under three
+times the kept turns where these are 5 MB or more.
 """
 
 from __future__ import annotations
@@ -122,7 +123,8 @@ def kept_bytes(path: Path) -> list[int]:
 
 
 def medians(found: list[dict[str, Any]]) -> dict[str, Any]:
-    return found[0] | {key: statistics.median(one[key] for one in found) for key in ("wall", "cpu", "peak")}
+    middle = {key: statistics.median(one[key] for one in found) for key in ("wall", "cpu", "peak")}
+    return found[0] | middle | {"best": min(one["wall"] for one in found)}
 
 
 def measure(path: Path, compacted_in: list[int], rounds: int) -> dict[str, Any]:
@@ -150,6 +152,7 @@ def measure(path: Path, compacted_in: list[int], rounds: int) -> dict[str, Any]:
         row: dict[str, Any] = {
             "mb_per_s": size / found["wall"] / 1e6,
             "to_json": mere["wall"] / found["wall"],
+            "best_to_json": mere["best"] / found["best"],
             "to_fast": fast["wall"] / found["wall"],
             "cpu_to_json": mere["cpu"] / found["cpu"],
             "wall_s": found["wall"],
@@ -178,8 +181,8 @@ def missed(report: dict[str, Any]) -> list[str]:
     for name, row in report["runs"].items():
         if "form" not in row:
             continue
-        if row["to_json"] < SPEED_AIM:
-            lines.append(f"{name}: {row['to_json']} of json.loads' speed, the aim is {SPEED_AIM}")
+        if row["best_to_json"] < SPEED_AIM:
+            lines.append(f"{name}: {row['best_to_json']} of json.loads' speed, the aim is {SPEED_AIM}")
         if row["memory_to_kept"] >= MEMORY_AIM and row["kept_mb"] >= MEMORY_AIM_FROM_MB:
             lines.append(
                 f"{name}: {row['memory_to_kept']} times the kept turns in memory, the aim is {MEMORY_AIM}"
@@ -191,6 +194,7 @@ def print_table(report: dict[str, Any]) -> None:
     columns = (
         "mb_per_s",
         "to_json",
+        "best_to_json",
         "to_fast",
         "cpu_to_json",
         "wall_s",
