@@ -11,13 +11,15 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 from bisect import bisect_right
+from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
 from dsh_tasks.errors import SessionRefused
-from dsh_tasks.rows import END_SEED, KNOWN_TYPES, message_of, references
+from dsh_tasks.rows import END_SEED, KNOWN_TYPES, is_count, message_of, references
 from dsh_tasks.session import SURFACE_TYPES, Event, Replace, Sources
 from dsh_tasks.surface import LiveRows
 
@@ -49,6 +51,8 @@ class Compaction:
     command: Any
     turn: int | None
     has_summary: bool = False
+    is_cut_off: bool = False
+    """A turn began or ended inside it: a crash cut it off, and nothing continues it."""
 
 
 @dataclass(slots=True)
@@ -65,16 +69,23 @@ class Lifecycle:
     """The system message that stands first; only another system message may take its place."""
     calls: dict[str, Call] = field(default_factory=dict)
     compaction: Compaction | None = None
-    headers: set[int] = field(default_factory=set)
-    """Request headers so far: developer messages may name them."""
+    headers: dict[int, frozenset[str]] = field(default_factory=dict)
+    """Request headers so far and the tools that each describes in full: developer messages name them."""
+    images: dict[int, int] = field(default_factory=dict)
+    """Rows of the surface with images: how many."""
+    offloaded: set[tuple[int, int]] = field(default_factory=set)
+    """Images that were taken out: row and index."""
     human: set[int] = field(default_factory=set)
     """User messages that a person wrote: only these can be cited by a title."""
     commands: set[str] = field(default_factory=set)
-    dispatches: dict[str, bool] = field(default_factory=dict)
-    """Calls made by a tool's own program: whether they have settled."""
+    dispatches: dict[str, tuple[Any, ...]] = field(default_factory=dict)
+    """Calls made by a tool's own program, as they began."""
+    settled: set[str] = field(default_factory=set)
+    """Those of them that have settled."""
     provider: str | None = None
     retries: dict[tuple[Any, ...], tuple[Any, int]] = field(default_factory=dict)
-    scheduled: dict[tuple[Any, Any], bool] = field(default_factory=dict)
+    scheduled: dict[tuple[str, int], tuple[int, int]] = field(default_factory=dict)
+    """Retries that have not begun, and their turn and step."""
     results: dict[int, bytes] = field(default_factory=dict)
     """Live results, without their content, as digests: a long log has tens of thousands."""
     loose_ends: int = 0
@@ -107,6 +118,10 @@ class Lifecycle:
             self._shadow(event, event.surface_op)
         if event.type == "tool/result":
             self.results[event.seq] = _frame(event)
+        if event.type in ("user/message", "tool/result"):
+            images = sum(block["type"] == "image" for block in message_of(event)["content"])
+            if images:
+                self.images[event.seq] = images
         if isinstance(event.surface_op, Replace):
             return
         if event.type == "system/message" and not self.surface:
@@ -144,14 +159,14 @@ class Lifecycle:
     # -- turns and steps --------------------------------------------------------------------------
 
     def _turn_start(self, event: Event) -> None:
-        self._check_no_compaction(event)
+        self._cut_compaction_off()
         if self.turn is not None or event.data["turn"] != self.next_turn:
             raise no(event, f"turn {self.next_turn} was to open here")
         self.turn, self.next_step = self.next_turn, 1
         self.calls.clear()
 
     def _turn_end(self, event: Event) -> None:
-        self._check_no_compaction(event)
+        self._cut_compaction_off()
         if self.turn is None or event.data["turn"] != self.turn:
             raise no(event, "the turn that ends here is not open")
         if self.step is not None:
@@ -214,38 +229,56 @@ class Lifecycle:
     def _tool_result(self, event: Event) -> None:
         if isinstance(event.surface_op, Replace):
             self._check_turn(event)
+            if is_named_fork_repair(event) and not is_rewritten_repair(event):
+                self._loose(event, "the repair that it rewrites is another")
             return
         self._check_step(event)
         call = self.calls.pop(message_of(event)["toolCallId"], None)
         if call is None:
             raise no(event, "no open tool call waits for this result")
-        if not call.is_started and not is_repair(event):
+        if not is_repair(event) and (not call.is_started or is_named_fork_repair(event)):
             self._loose(event, "the result answers a call that never began")
 
     def _dispatch_start(self, event: Event) -> None:
         self._check_turn(event)
-        if event.data.get("subCallId") in self.dispatches:
+        name, began = event.data["subCallId"], _call_of_program(event)
+        if name in self.dispatches:
             raise no(event, "two calls of a tool's program have one id")
-        self.dispatches[event.data.get("subCallId", "")] = False
+        self._check_family(event)
+        self.dispatches[name] = began
 
     def _dispatch(self, event: Event) -> None:
         self._check_turn(event)
-        if self.dispatches.get(event.data.get("subCallId", "")) is not False:
+        name = event.data["subCallId"]
+        self._check_family(event)
+        if name not in self.dispatches or name in self.settled:
             raise no(event, "the call of a tool's program has no start, or ended before")
-        self.dispatches[event.data["subCallId"]] = True
+        if self.dispatches[name] != _call_of_program(event):
+            raise no(event, "the call of a tool's program is not the one that began")
+        self.settled.add(name)
+
+    def _check_family(self, event: Event) -> None:
+        root, parent = event.data["rootCallId"], event.data["parentCallId"]
+        if parent != root and self.dispatches.get(parent, (None,))[0] != root:
+            raise no(event, "parentCallId is no call of the same tool")
 
     # -- requests ---------------------------------------------------------------------------------
 
     def _request_header(self, event: Event) -> None:
         self._check_turn(event)
         self.provider = event.data["header"]["config"]["provider"]
-        self.headers.add(event.seq)
+        self.headers[event.seq] = _described(event.data["header"].get("tools", ()))
 
     def _developer(self, event: Event) -> None:
         self._check_step(event)
         header = event.data.get("headerSeq")
-        if header is not None and header not in self.headers:
+        if header is None:
+            return
+        if header not in self.headers:
             raise no(event, f"row {header} is not a request header")
+        for block in event.data["message"]["content"]:
+            if block["type"] == "tool-addition" and block["toolName"] not in self.headers[header]:
+                raise no(event, f"the request header {header} does not describe the tool that came")
 
     def _retry(self, event: Event) -> None:
         data = event.data
@@ -255,26 +288,31 @@ class Lifecycle:
         if data.get("provider") != self.provider:
             raise no(event, "the retry's provider is not the one of the last request")
         chain = (data["turn"], data["step"], data.get("provider"), data.get("policyKey"))
-        name, count = self.retries.get(chain, (data.get("retryId"), 0))
-        if name != data.get("retryId") or data.get("retry") != count + 1:
+        name, count = self.retries.get(chain, (None, 0))
+        is_new = name is None and all(other != data["retryId"] for other, _ in self.retries.values())
+        if not (is_new or name == data["retryId"]) or data["retry"] != count + 1:
             raise no(event, "the retry does not continue its chain")
-        self.retries[chain] = (name, count + 1)
-        self.scheduled[name, count + 1] = False
+        self.retries[chain] = (data["retryId"], count + 1)
+        self.scheduled[data["retryId"], count + 1] = (data["turn"], data["step"])
 
     def _retry_started(self, event: Event) -> None:
-        key = (event.data.get("retryId"), event.data.get("retry"))
-        if self.scheduled.get(key) is not False:
-            raise no(event, "the retry was not scheduled, or began before")
-        self.scheduled[key] = True
+        data = event.data
+        if self.scheduled.pop((data["retryId"], data["retry"]), None) != (data["turn"], data["step"]):
+            raise no(event, "the retry was not scheduled for this turn and step, or began before")
 
     # -- compaction and the rest ------------------------------------------------------------------
 
-    def _check_no_compaction(self, event: Event) -> None:
+    def _cut_compaction_off(self) -> None:
+        """The harness closes the turn of a crash, not its compaction; the marker that follows ends that.
+
+        In a seed it does so at the latest, as the child's own marker follows.
+        """
         if self.compaction is not None:
-            raise no(event, "a compaction is open")
+            self.compaction.is_cut_off = True
 
     def _compaction_start(self, event: Event) -> None:
-        self._check_no_compaction(event)
+        if self.compaction is not None:
+            raise no(event, "a compaction is open")
         data = event.data
         if data.get("turn") != self.turn:
             raise no(event, "the compaction does not belong to the open turn")
@@ -282,9 +320,14 @@ class Lifecycle:
 
     def _owner(self, event: Event, named: dict[str, Any]) -> Compaction:
         owner = self.compaction
-        if owner is None or (owner.id, owner.command) != (
-            named.get("compactionId"),
-            named.get("sourceCommandId"),
+        if (
+            owner is None
+            or owner.is_cut_off
+            or (owner.id, owner.command)
+            != (
+                named.get("compactionId"),
+                named.get("sourceCommandId"),
+            )
         ):
             raise no(event, "no compaction of this id is open")
         return owner
@@ -330,6 +373,12 @@ class Lifecycle:
         targets = references(event)
         if len(set(targets)) != len(targets) or not all(seq in self.surface for seq in targets):
             raise no(event, "an image is taken out of a row that is not on the surface")
+        for target in event.data["targets"]:
+            for index in target["imageIndexes"]:
+                image = (target["seq"], index)
+                if index >= self.images.get(target["seq"], 0) or image in self.offloaded:
+                    raise no(event, "an image is taken out that is not there, or was taken out before")
+                self.offloaded.add(image)
 
     def _end_seed(self, _event: Event) -> None:
         # A compaction that a crash cut off ends where the log was resumed.
@@ -383,17 +432,73 @@ def covers(sources: Sources, seqs: Iterable[int]) -> bool:
     return True
 
 
+NOT_STARTED = (
+    "The tool call was interrupted before the Harness recorded it as started. Retry it if it is still needed."
+)
+"""What the harness says of a call that a crash kept from beginning, to the letter."""
+
+
 def is_repair(event: Event) -> bool:
-    """Whether the harness wrote this result for a call that it never began."""
+    """Whether the harness wrote this result for a call that it never began.
+
+    A fork's repair is named after its own row, a crash's after the row that it once had.
+    """
+    message = event.data["message"]
+    found = _repair_name(event)
+    if found is None or event.source_event_seqs is not None or not _is_one_text(message["content"]):
+        return False
+    cause, seq = found
+    return seq == event.seq if cause == "forked" else message["content"][0]["text"] == NOT_STARTED
+
+
+def is_rewritten_repair(event: Event) -> bool:
+    """Whether a replacement names the one row that it rewrites, as a fork's repair does."""
+    found = _repair_name(event)
+    is_named = found is not None and event.source_event_seqs == (found[1],)
+    return is_named and _is_one_text(event.data["message"]["content"])
+
+
+def is_named_fork_repair(event: Event) -> bool:
+    """Whether it calls itself a fork's repair: then it must be one in everything."""
+    error = event.data.get("error")
+    is_not_started = isinstance(error, dict) and error.get("code") == "TOOL_NOT_STARTED"
+    return is_not_started and event.data["message"]["id"].startswith("forked-tool-result-")
+
+
+def _repair_name(event: Event) -> tuple[str, int] | None:
+    """Why there is a repair, and the number in its name; None where it is none."""
     error, message = event.data.get("error"), event.data["message"]
-    call = message["toolCallId"]
-    return (
-        isinstance(error, dict)
-        and error.get("name") == "ToolNotStartedError"
-        and error.get("code") == "TOOL_NOT_STARTED"
-        and message.get("isError") is True
-        and event.source_event_seqs is None
-        and message["id"].startswith((f"forked-tool-result-{call}-", f"interrupted-tool-result-{call}-"))
+    if not isinstance(error, dict) or message.get("isError") is not True:
+        return None
+    if (error.get("name"), error.get("code")) != ("ToolNotStartedError", "TOOL_NOT_STARTED"):
+        return None
+    for cause in ("interrupted", "forked"):
+        number = message["id"].removeprefix(f"{cause}-tool-result-{message['toolCallId']}-")
+        if number != message["id"] and re.fullmatch("0|[1-9][0-9]{0,15}", number) and is_count(int(number)):
+            return cause, int(number)
+    return None
+
+
+def _is_one_text(content: list[dict[str, Any]]) -> bool:
+    return len(content) == 1 and content[0]["type"] == "text"
+
+
+def _call_of_program(event: Event) -> tuple[Any, ...]:
+    """What start and end of a call of a tool's program have in common; its root first."""
+    data = event.data
+    return data["rootCallId"], data["parentCallId"], data.get("name"), data.get("arguments")
+
+
+def _described(tools: Iterable[dict[str, Any]]) -> frozenset[str]:
+    """Names that exactly one tool has, which is described in full."""
+    named = [tool for tool in tools if isinstance(tool.get("name"), str)]
+    count = Counter(tool["name"] for tool in named)
+    return frozenset(
+        tool["name"]
+        for tool in named
+        if count[tool["name"]] == 1
+        and isinstance(tool.get("description"), str)
+        and isinstance(tool.get("parameters"), dict)
     )
 
 

@@ -192,7 +192,7 @@ def _check_message(kind: str, message: Any, no: Refusal) -> None:
     if not isinstance(message.get("id"), str) or not message["id"]:
         raise no("the message has no id")
     source = message.get("source")
-    if not isinstance(source, dict) or not isinstance(source.get("kind"), str) or not source["kind"]:
+    if not isinstance(source, dict) or not _is_producer(source):
         raise no("the message does not say where it comes from")
     if kind == "assistant/message" and not (source["kind"] == "model" and _is_route(source)):
         raise no("the message's source is not a model")
@@ -201,6 +201,12 @@ def _check_message(kind: str, message: Any, no: Refusal) -> None:
     if kind == "tool/result":
         _check_result(message, source, no)
     _check_content(message.get("content"), no)
+
+
+def _is_producer(source: Any) -> bool:
+    """Whether it says where a message comes from; `plugin` is a word of older formats."""
+    kind = source.get("kind") if isinstance(source, dict) else None
+    return isinstance(kind, str) and kind not in ("", "plugin")
 
 
 def _check_result(message: dict[str, Any], source: dict[str, Any], no: Refusal) -> None:
@@ -240,8 +246,11 @@ def _is_route(value: Any) -> bool:
 
 
 def _check_assistant(data: dict[str, Any], _seq: int, no: Refusal) -> None:
-    if not isinstance(data.get("stream"), list):
-        raise no("stream is not a list")
+    stream = data.get("stream")
+    if not isinstance(stream, list) or not all(isinstance(one, dict) for one in stream):
+        raise no("stream is not a list of objects")
+    if not isinstance(data.get("usage", {}), dict):
+        raise no("usage is not an object")
 
 
 def _check_tool_result(data: dict[str, Any], _seq: int, no: Refusal) -> None:
@@ -269,14 +278,44 @@ def _check_request(data: dict[str, Any], _seq: int, no: Refusal) -> None:
         raise no("the request header names no provider and model")
     if "system" in header:
         raise no("the request header holds a system text, which has a row of its own")
-    tools = header.get("tools", [None])
-    if not isinstance(tools, list) or not tools:
+    tools = header.get("tools", [{}])
+    if not isinstance(tools, list) or not tools or not all(isinstance(one, dict) for one in tools):
         raise no("the request header's tools are not a list with members")
+    if data.get("reason") not in _REQUEST_REASONS:
+        raise no("the request header does not say why it was written")
+    _check_defaults(header, no)
+
+
+_REQUEST_REASONS = ("initial", "resume", "change", "series")
+
+
+def _check_defaults(header: dict[str, Any], no: Refusal) -> None:
+    config = header["config"]
+    effort = config.get("reasoningEffort", "some")
+    if not isinstance(effort, str) or not effort:
+        raise no("the request header's reasoningEffort is not a word")
+    defaults = header.get("adapterDefaults", {"maxTokens": True})
+    if not isinstance(defaults, dict) or not defaults:
+        raise no("the request header's adapterDefaults is not an object with members")
+    if "adapterDefaults" in header and not all(
+        key in ("reasoningEffort", "maxTokens") and value is True and key in config
+        for key, value in defaults.items()
+    ):
+        raise no("the request header's adapterDefaults names what its config does not hold")
 
 
 def _check_title(data: dict[str, Any], seq: int, no: Refusal) -> None:
     if not _are_earlier(data.get("messageSeqs"), seq):
         raise no("messageSeqs does not name earlier rows")
+
+
+def _check_session_title(data: dict[str, Any], seq: int, no: Refusal) -> None:
+    _check_title(data, seq, no)
+    source = data.get("source")
+    if not isinstance(source, dict):
+        raise no("the title does not say where it comes from")
+    if (source.get("kind") == "user") == bool(data["messageSeqs"]):
+        raise no("a title cites no message exactly where a person gave it")
 
 
 def _check_span(data: dict[str, Any], seq: int, no: Refusal) -> None:
@@ -298,14 +337,26 @@ def _check_done(data: dict[str, Any], seq: int, no: Refusal) -> None:
 
 
 def _check_developer(data: dict[str, Any], seq: int, no: Refusal) -> None:
+    changes = [block for block in data["message"]["content"] if block["type"] in TOOL_CHANGES]
+    for block in changes:
+        if not isinstance(block.get("toolName"), str) or not block["toolName"] or "tool" in block:
+            raise no("a tool that came or went has no name, or is described in place")
+    if ("headerSeq" in data) != any(block["type"] == "tool-addition" for block in changes):
+        raise no("headerSeq stands exactly where a tool came")
     if "headerSeq" in data and not _are_earlier([data["headerSeq"]], seq):
         raise no("headerSeq does not name an earlier row")
 
 
+TOOL_CHANGES = ("tool-addition", "tool-removal")
+"""Blocks of a developer message that change the list of tools."""
+
+
 def _check_offload(data: dict[str, Any], seq: int, no: Refusal) -> None:
     targets = data.get("targets")
-    if not isinstance(targets, list) or not targets or not all(isinstance(one, dict) for one in targets):
-        raise no("targets is not a list of rows")
+    if data.keys() != {"targets"} or not isinstance(targets, list) or not targets:
+        raise no("targets is not a list of rows, and all that there is")
+    if not all(isinstance(one, dict) and one.keys() == {"seq", "imageIndexes"} for one in targets):
+        raise no("a target is not a row and its images")
     if not _are_earlier([one.get("seq") for one in targets], seq):
         raise no("targets does not name earlier rows")
     if not all(_are_indexes(one.get("imageIndexes")) for one in targets):
@@ -313,6 +364,8 @@ def _check_offload(data: dict[str, Any], seq: int, no: Refusal) -> None:
 
 
 def _check_delivery(data: dict[str, Any], seq: int, no: Refusal) -> None:
+    if not is_count(data.get("sessionFormatVersion", 0)):
+        raise no("the delivery row's version is not a whole number from 0")
     if data.get("sessionFormatVersion", 0) != DELIVERY_VERSION:
         return
     if not isinstance(data.get("sessionId"), str) or not data["sessionId"]:
@@ -325,6 +378,8 @@ def _check_inbox(data: dict[str, Any], _seq: int, no: Refusal) -> None:
     inserted = data.get("inserted")
     if not isinstance(inserted, list) or not all(isinstance(one, dict) for one in inserted):
         raise no("inserted is not a list of messages")
+    if not all(_is_producer(one.get("source")) for one in inserted):
+        raise no("an inserted message does not say where it comes from")
     if not is_count(data.get("start")) or not is_count(data.get("removedCount", 0)):
         raise no("the inbox change does not say where")
 
@@ -342,6 +397,17 @@ def _are_indexes(value: Any) -> bool:
     )
 
 
+def _check_dispatch(data: dict[str, Any], _seq: int, no: Refusal) -> None:
+    for key in ("subCallId", "rootCallId", "parentCallId"):
+        if not isinstance(data.get(key), str) or not data[key]:
+            raise no(f"the call of a tool's program has no {key}")
+
+
+def _check_retry(data: dict[str, Any], _seq: int, no: Refusal) -> None:
+    if not isinstance(data.get("retryId"), str) or not data["retryId"] or not is_count(data.get("retry")):
+        raise no("the retry has no name or no number")
+
+
 _CHECKS: Mapping[str, Callable[[dict[str, Any], int, Refusal], None]] = {
     "assistant/message": _check_assistant,
     "assistant/attempt": _check_assistant,
@@ -349,7 +415,7 @@ _CHECKS: Mapping[str, Callable[[dict[str, Any], int, Refusal], None]] = {
     "tool/call": _check_tool_call,
     "turn/end": _check_turn_end,
     "request/header": _check_request,
-    "session/title": _check_title,
+    "session/title": _check_session_title,
     "session/title-llm-request": _check_title,
     "compaction/summary": _check_span,
     "compaction/prune": _check_span,
@@ -360,6 +426,10 @@ _CHECKS: Mapping[str, Callable[[dict[str, Any], int, Refusal], None]] = {
     "image/offload": _check_offload,
     DELIVERY: _check_delivery,
     "agent/inbox/spliced": _check_inbox,
+    "tool/ptc-dispatch-start": _check_dispatch,
+    "tool/ptc-dispatch": _check_dispatch,
+    "llm/retry": _check_retry,
+    "llm/retry-started": _check_retry,
 }
 
 
