@@ -23,6 +23,7 @@ from dsh_tasks.notice import Notice
 from dsh_tasks.parent_loop import ParentLoop, SessionLog
 from dsh_tasks.provider import Capabilities, Provider, Registry
 from dsh_tasks.session import Event, Session, Turn
+from dsh_tasks.session_file import SessionFile
 from dsh_tasks.settings import Settings
 from dsh_tasks.settings import load as load_settings
 from dsh_tasks.store import KillReceipt
@@ -57,6 +58,7 @@ __all__ = [
     "SchemaRefused",
     "SeedRefused",
     "Session",
+    "SessionFile",
     "SessionLog",
     "SessionRefused",
     "Settings",

@@ -6,7 +6,7 @@ Pure but for the stream that it is given.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import BinaryIO, Protocol
+from typing import BinaryIO, cast
 
 import zstandard
 
@@ -21,21 +21,18 @@ _ZSTD_MAGIC = b"\x28\xb5\x2f\xfd"
 _BLOCK = 1 << 18
 
 
-class _Reads(Protocol):
-    def read(self, size: int, /) -> bytes: ...
-
-
-def unpacked(stream: BinaryIO) -> _Reads:
+def unpacked(stream: BinaryIO) -> BinaryIO:
     """The bytes of a log, from its beginning: what it is is seen from its first bytes."""
     start = stream.read(len(_ZSTD_MAGIC))
     stream.seek(0)
     if start != _ZSTD_MAGIC:
         return stream
     # A last frame that a crash cut off gives what it holds: the line in it is torn like any other.
-    return zstandard.ZstdDecompressor().stream_reader(stream, read_across_frames=True, closefd=False)
+    reader = zstandard.ZstdDecompressor().stream_reader(stream, read_across_frames=True, closefd=False)
+    return cast("BinaryIO", reader)
 
 
-def lines(stream: _Reads, number: int = 1) -> Iterator[tuple[int, bytes, bool]]:
+def lines(stream: BinaryIO, number: int = 1) -> Iterator[tuple[int, bytes, bool]]:
     """(number, line, whether its end is there), from line `number` on. Only the last can lack its end.
 
     Raises SessionRefused where the log is larger than may be, or no zstd stream.
@@ -63,7 +60,7 @@ def lines(stream: _Reads, number: int = 1) -> Iterator[tuple[int, bytes, bool]]:
         yield number, b"".join(pieces), False
 
 
-def skip(stream: _Reads, count: int) -> bytes:
+def skip(stream: BinaryIO, count: int) -> bytes:
     """Read `count` bytes and give the last of them, up to a block; fewer where the stream is shorter."""
     last = b""
     while count > 0:
@@ -75,7 +72,7 @@ def skip(stream: _Reads, count: int) -> bytes:
     return last
 
 
-def _read(stream: _Reads, number: int | None, size: int = _BLOCK) -> bytes:
+def _read(stream: BinaryIO, number: int | None, size: int = _BLOCK) -> bytes:
     try:
         return stream.read(size)
     except (zstandard.ZstdError, MemoryError):

@@ -86,23 +86,36 @@ class Provider:
         """Whether its children see completed turns of their parent. A window of 0 turns shows none."""
         return self.kind is not Kind.SPAWN and self.max_completed_turns != 0
 
-    def seed_of(self, parent: Session | None) -> Seed:
+    @property
+    def window(self) -> int | None:
+        """How many of the last completed turns its children see; None is all."""
+        match self.kind:
+            case Kind.SPAWN:
+                return 0
+            case Kind.FORK:
+                return None
+            case Kind.FORK_LITE:
+                return self.max_completed_turns
+            case _:
+                assert_never(self.kind)
+
+    def seed_of(self, parent: Session | Seeding | None) -> Seed:
         """What a child of `parent` starts with, frozen; without a parent it is empty.
 
         Raises SeedRefused, which names the event, where the log gives no valid seed.
         """
         if parent is None or not self.inherits_parent_context:
             return seed.empty()
-        match self.kind:
-            case Kind.SPAWN:
-                return seed.empty()
-            case Kind.FORK:
-                return seed.cut(parent)
-            case Kind.FORK_LITE:
-                assert self.max_completed_turns is not None  # __post_init__ saw to it
-                return seed.window(parent, self.max_completed_turns)
-            case _:
-                assert_never(self.kind)
+        if not isinstance(parent, Session):
+            return parent.seed(self.window)
+        return seed.cut(parent) if self.window is None else seed.window(parent, self.window)
+
+
+class Seeding(Protocol):
+    """What makes seeds of a log that it knows: a file that is followed, a log forked before."""
+
+    def seed(self, turns: int | None = None) -> Seed:
+        """As `seed.window` of that log, or `seed.cut`."""
 
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any, Literal, NewType
+from typing import Any, Literal, NewType, Protocol
 
 from dsh_tasks.errors import SessionRefused
 
@@ -201,12 +201,20 @@ class Session:
     def model_route(self) -> tuple[str, str] | None:
         """(provider, model) of the last request that the log records."""
         for event in reversed(self.events):
-            if event.type == "request/header":
-                config = _inner(event.data, "header", "config")
-                provider, model = config.get("provider"), config.get("model")
-                if isinstance(provider, str) and isinstance(model, str):
-                    return provider, model
+            if event.type == "request/header" and (route := route_of(event)) is not None:
+                return route
         return None
+
+
+class ParentLog(Protocol):
+    """A parent's log, in memory or in a file."""
+
+    @property
+    def header(self) -> Header:
+        """Its first line."""
+
+    def model_route(self) -> tuple[str, str] | None:
+        """(provider, model) of the last request that it records."""
 
 
 def turns_of(events: Iterable[Event]) -> tuple[Turn, ...]:
@@ -222,6 +230,13 @@ def turns_of(events: Iterable[Event]) -> tuple[Turn, ...]:
     if opened is not None:
         turns.append(Turn(_number(opened), opened.seq, None, None))
     return tuple(turns)
+
+
+def route_of(request: Event) -> tuple[str, str] | None:
+    """(provider, model) of a request header; None where it names none."""
+    config = _inner(request.data, "header", "config")
+    provider, model = config.get("provider"), config.get("model")
+    return (provider, model) if isinstance(provider, str) and isinstance(model, str) else None
 
 
 def _number(turn_start: Event) -> int:

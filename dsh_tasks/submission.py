@@ -12,7 +12,7 @@ from pydantic_core import PydanticSerializationError
 
 from dsh_tasks.errors import LimitReached, OptionRefused
 from dsh_tasks.schema import check_schema
-from dsh_tasks.session import Session
+from dsh_tasks.session import ParentLog
 from dsh_tasks.settings import Settings
 
 V = TypeVar("V", bound=BaseModel)
@@ -100,7 +100,7 @@ def checked(model: type[V], option: str, given: Any) -> V:
 
 def resolve_policy(
     *,
-    parent: Session | None,
+    parent: ParentLog | None,
     agent_options: AgentOptions | Mapping[str, Any] | None,
     tool_filter: ToolFilter | Mapping[str, Any] | None,
     persona: str | None,
@@ -142,7 +142,7 @@ def policy_text(policy: Policy) -> str:
         raise OptionRefused("policy", "a text in it holds half a character (a lone surrogate)") from None
 
 
-def depth_of(parent: Session | None) -> int:
+def depth_of(parent: ParentLog | None) -> int:
     """The depth that a log's header states. Raises OptionRefused for what is none."""
     depth = 0 if parent is None else parent.header.delegation_depth
     if isinstance(depth, bool) or not isinstance(depth, int) or not 0 <= depth <= DEPTH_MOST:

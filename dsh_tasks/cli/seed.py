@@ -9,13 +9,13 @@ from typing import Annotated, Any
 
 import typer
 
-from dsh_tasks import format as log_format
 from dsh_tasks.cli.border import DONE, AsJson, emit, say
 from dsh_tasks.cli.log import write_log
 from dsh_tasks.cli.start import with_window
 from dsh_tasks.config import load_config
 from dsh_tasks.seed import BYTES_PER_TOKEN, Seed, child_header, child_session, inherited
-from dsh_tasks.session import Session
+from dsh_tasks.session import ParentLog, Session
+from dsh_tasks.session_file import SessionFile
 from dsh_tasks.settings import load
 
 
@@ -34,8 +34,10 @@ def seed(
     """
     registry = load_config(settings=load()).registry
     with_window(registry, provider, turns)
-    parent = log_format.read(file)
-    made = registry.get(provider).seed_of(parent)
+    source = registry.get(provider)
+    parent = SessionFile(file, keep=source.window)
+    parent.refresh()
+    made = source.seed_of(parent)
     child = child_of(parent, made)
     if out is not None:
         write_log(out, child)
@@ -48,7 +50,7 @@ def seed(
     return DONE
 
 
-def child_of(parent: Session, made: Seed) -> Session:
+def child_of(parent: ParentLog, made: Seed) -> Session:
     """The log of a child that has not begun."""
     header = child_header(
         parent_session=parent.header.id,

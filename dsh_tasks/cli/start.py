@@ -13,14 +13,13 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
-from dsh_tasks import format as log_format
 from dsh_tasks.cli.border import DONE, AsJson, awaited, emit, exit_code_of, progress, say
 from dsh_tasks.cli.connection import connected
 from dsh_tasks.cli.tasks import output_value, show
 from dsh_tasks.client import AsyncClient, AsyncRun, Output
 from dsh_tasks.errors import DshTasksError, OptionRefused, SchemaRefused
 from dsh_tasks.provider import Kind, Registry, of_kind
-from dsh_tasks.session import Session
+from dsh_tasks.session_file import SessionFile
 from dsh_tasks.submission import MaxDepth
 
 LOOK_EVERY_S = 0.5
@@ -72,9 +71,13 @@ def start(
 
     With --foreground it waits, prints the output and ends with the exit code of the task's status.
     """
+    parent = SessionFile(session) if session is not None else None
+    if parent is not None:
+        # Before any server is asked: a file that cannot be read is the caller's own.
+        parent.refresh()
     asked: dict[str, Any] = {
         "prompt": sys.stdin.read() if prompt == "-" else prompt,
-        "parent": log_format.read(session) if session is not None else None,
+        "parent": parent,
         "owner": owner,
         "label": label,
         "agent_options": _given(provider=model_provider, model=model, maxTokens=max_tokens),
@@ -132,7 +135,7 @@ def with_window(registry: Registry, name: str, turns: int | None) -> None:
 async def _started(
     provider: str, turns: int | None, asked: dict[str, Any]
 ) -> AsyncIterator[tuple[AsyncClient, AsyncRun]]:
-    session: Session | None = asked["parent"]
+    session: SessionFile | None = asked["parent"]
     owner = asked["owner"] or (session.header.id if session is not None else None)
     async with connected(owner) as client:
         with_window(client.registry, provider, turns)

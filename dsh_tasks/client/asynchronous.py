@@ -17,14 +17,16 @@ from typing import Any, Self
 
 from dsh_tasks.cancellation import to_the_end
 from dsh_tasks.client.output import Output, Page, check_page
+from dsh_tasks.client.parents import Forked, Parents
 from dsh_tasks.client.publisher import Publisher
 from dsh_tasks.client.waiting import POLL_S, RecordWaiter, Waiter
-from dsh_tasks.errors import DshTasksError, KeyConflict, LimitReached, OptionRefused, StoreUnavailable
+from dsh_tasks.errors import DshTasksError, KeyConflict, OptionRefused, StoreUnavailable
 from dsh_tasks.notice import Notice
-from dsh_tasks.provider import Registry
+from dsh_tasks.provider import Provider, Registry
 from dsh_tasks.queue import Message, make_app
-from dsh_tasks.seed import decode
+from dsh_tasks.seed import Seed, decode, too_large
 from dsh_tasks.session import Event, Session
+from dsh_tasks.session_file import SessionFile
 from dsh_tasks.settings import Settings, load
 from dsh_tasks.store import (
     Accepted,
@@ -96,6 +98,7 @@ class AsyncClient:
         owner: str | None = None,
         fence: Fence | None = None,
         waiter: Waiter | None = None,
+        parents: Parents | None = None,
     ) -> None:
         self.store = store
         self.settings = store.settings
@@ -106,6 +109,7 @@ class AsyncClient:
         self._wakeups = wakeups
         self._publisher = publisher
         self.waiter: Waiter = waiter or RecordWaiter(store, wakeups)
+        self._parents = parents or Parents()
         self._speaker = secrets.token_hex(8)
 
     @classmethod
@@ -158,6 +162,7 @@ class AsyncClient:
             registry=self.registry,
             owner=owner,
             waiter=self.waiter,
+            parents=self._parents,
         )
 
     @property
@@ -172,7 +177,7 @@ class AsyncClient:
         provider: str,
         *,
         prompt: Prompt,
-        parent: Session | None = None,
+        parent: Session | SessionFile | None = None,
         owner: str | None = None,
         label: str = "",
         agent_options: AgentOptions | Mapping[str, Any] | None = None,
@@ -189,11 +194,14 @@ class AsyncClient:
 
         The owner is `owner`, else the client's, else the parent log's session. `key` makes the call
         idempotent for this owner: asked again it returns the same task; with another prompt, label, mode
-        or instance it is a KeyConflict. `max_depth` is absolute; 0 forbids.
+        or instance it is a KeyConflict. `max_depth` is absolute; 0 forbids. A file as `parent` is
+        read as it is now. Events are values: what an earlier start has seen of them is not looked at again.
 
         Raises OptionRefused, SchemaRefused, SeedRefused, KeyConflict, LimitReached, OwnerNotRunning,
         StoreUnavailable; then nothing was started.
         """
+        if isinstance(parent, SessionFile):
+            await asyncio.to_thread(parent.refresh)
         policy = resolve_policy(
             parent=parent,
             agent_options=agent_options,
@@ -215,18 +223,9 @@ class AsyncClient:
         blocks = prompt_blocks(prompt, self.settings.prompt_max_bytes)
         source = self.registry.get(provider)
         self.registry.check_start(provider, policy)
-        if parent is not None and len(parent.events) > LARGE_LOG_EVENTS:
-            seed = await asyncio.to_thread(source.seed_of, parent)
-        else:
-            # In the caller's step: what the caller does to its log after this call has no effect (rule 7).
-            seed = source.seed_of(parent)
+        seed = await self._seed(source, parent)
         if seed.raw_bytes > self.settings.seed_max_bytes:
-            raise LimitReached(
-                "seed_max_bytes",
-                value=seed.raw_bytes,
-                cap=self.settings.seed_max_bytes,
-                way_out="use a fork-lite provider with fewer turns",
-            )
+            raise too_large(seed, "seed_max_bytes", self.settings.seed_max_bytes)
         new = NewTask(
             id=f"subagent-{secrets.token_hex(16)}",
             owner=session,
@@ -244,6 +243,17 @@ class AsyncClient:
         )
         accepted = await self._submit(new)
         return AsyncRun(self, accepted)
+
+    async def _seed(self, source: Provider, parent: Session | SessionFile | None) -> Seed:
+        if isinstance(parent, SessionFile):
+            return await asyncio.to_thread(source.seed_of, parent)
+        if parent is None or not source.inherits_parent_context:
+            return source.seed_of(None)
+        log = Forked(self._parents.of(parent), parent)
+        if log.is_slow(LARGE_LOG_EVENTS):
+            return await asyncio.to_thread(source.seed_of, log)
+        # In the caller's step: what the caller does to its log after this call has no effect (rule 7).
+        return source.seed_of(log)
 
     async def _submit(self, new: NewTask) -> Accepted:
         """Submit and publish. Cancelled before the answer: what was accepted meanwhile is killed."""

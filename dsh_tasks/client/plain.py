@@ -14,6 +14,7 @@ from dsh_tasks.errors import StoreUnavailable
 from dsh_tasks.notice import Notice
 from dsh_tasks.provider import Registry
 from dsh_tasks.session import Event, Session
+from dsh_tasks.session_file import SessionFile
 from dsh_tasks.settings import Settings, load
 from dsh_tasks.store import KillReceipt
 from dsh_tasks.store.locate import located
@@ -118,7 +119,7 @@ class Client:
         provider: str,
         *,
         prompt: Prompt,
-        parent: Session | None = None,
+        parent: Session | SessionFile | None = None,
         owner: str | None = None,
         label: str = "",
         agent_options: AgentOptions | Mapping[str, Any] | None = None,

@@ -77,12 +77,18 @@ class SeedMaker:
         """Request headers, which developer messages may name from afar."""
         self._pages: dict[tuple[Part, ...], Page] = {}
         self._made: dict[int, Seed] = {}
+        self._raw_bytes = 0
         self._open = _Open(1, 0, 0)
 
     @property
     def turns(self) -> int:
         """Completed turns so far."""
         return self._turns
+
+    @property
+    def raw_bytes(self) -> int:
+        """Length of the rows of all kept turns as canonical JSON."""
+        return self._raw_bytes
 
     # -- rows -------------------------------------------------------------------------------------
 
@@ -222,6 +228,7 @@ class SeedMaker:
         )
         if self._keep is None and segment.raw is not None:
             segment.packed()
+        self._raw_bytes += sum(map(len, at.lines))
         self._segments.append(segment)
         if self._keep is not None and len(self._segments) > max(self._keep, 1):
             self._segments.popleft()

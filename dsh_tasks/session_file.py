@@ -1,0 +1,138 @@
+"""SessionFile: a session's log file as a parent, followed as it grows.
+
+One pass over the file gives the seeds; another fork reads and hashes only what was added. In memory
+are the bytes of the turns that seeds are made of, compressed, never the rows as objects: a log of
+100 MB takes a fraction of that.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import BinaryIO
+
+from dsh_tasks.errors import SessionRefused
+from dsh_tasks.format import RowReader, header_and_rows, is_v0, objects, opened
+from dsh_tasks.log_lines import lines, skip, unpacked
+from dsh_tasks.seed import Seed, SeedMaker
+from dsh_tasks.session import Event, Header, route_of
+
+_PROOF = 1024
+"""Bytes before what was added that must be those that were taken."""
+
+
+class SessionFile:
+    """The log at `path`: plain or zstd, v4 or v0. Its methods may be called from any thread.
+
+    `refresh` reads what was added; a file that was replaced, cut or written over is read anew. The
+    other methods tell of the log as it was last read, and read it first where it never was.
+    """
+
+    def __init__(self, path: str | Path, *, keep: int | None = None) -> None:
+        """`keep`: only windows of up to so many completed turns will be asked for; memory follows these."""
+        self.path = Path(path)
+        self._keep = keep
+        self._lock = threading.RLock()
+        self._begin()
+
+    def _begin(self) -> None:
+        self._maker = SeedMaker(keep=self._keep)
+        self._reader: RowReader | None = None
+        self._route: tuple[str, str] | None = None
+        self._offset = 0
+        """Bytes taken so far, unpacked."""
+        self._lines = 0
+        self._last = b""
+        """The last of these bytes: what must still stand before what was added."""
+        self._is_unended = False
+        """The last line taken had no end yet."""
+        self._is_v0 = False
+
+    def refresh(self) -> None:
+        """Read what was added since. Raises SessionRefused with the line; the next time all is read anew."""
+        with self._lock:
+            try:
+                with opened(self.path) as stream:
+                    self._read(stream)
+            except BaseException:
+                self._begin()
+                raise
+
+    @property
+    def header(self) -> Header:
+        """The log's first line. Raises SessionRefused where the log was never read and cannot be."""
+        return self._taken().header
+
+    def model_route(self) -> tuple[str, str] | None:
+        """(provider, model) of the last request that the log records."""
+        self._taken()
+        return self._route
+
+    def seed(self, turns: int | None = None, *, max_bytes: int | None = None) -> Seed:
+        """Freeze the last `turns` completed turns, or all: as `seed.window` and `seed.cut` do.
+
+        Raises SessionRefused, SeedRefused, LimitReached.
+        """
+        with self._lock:
+            self._taken()
+            return self._maker.seed(turns, max_bytes=max_bytes)
+
+    def _taken(self) -> RowReader:
+        with self._lock:
+            if self._reader is None:
+                self.refresh()
+            assert self._reader is not None  # a file without a header was refused
+            return self._reader
+
+    # -- reading ----------------------------------------------------------------------------------
+
+    def _read(self, stream: BinaryIO) -> None:
+        source = unpacked(stream)
+        if self._offset and not self._goes_on(stream, source):
+            self._begin()
+            stream.seek(0)
+            source = unpacked(stream)
+        found = objects(self._counted(lines(source, self._lines + (not self._is_unended))))
+        if self._reader is None:
+            _, head = next(found, (1, None))
+            if head is None:
+                raise SessionRefused("there is no header line", line=1)
+            self._is_v0 = is_v0(head)
+            header, rows = header_and_rows(head, found)
+            self._reader = RowReader(header, self._accept)
+        else:
+            rows = found
+        for line, row in rows:
+            self._reader.take(line, row)
+        self._reader.end()
+
+    def _goes_on(self, stream: BinaryIO, source: BinaryIO) -> bool:
+        """Whether what was taken still stands there; `source` is then read up to its end."""
+        if self._is_v0:
+            # Converted as a whole.
+            return False
+        if source is not stream:
+            return skip(source, self._offset).endswith(self._last)
+        stream.seek(self._offset - len(self._last))
+        return stream.read(len(self._last)) == self._last
+
+    def _accept(self, event: Event) -> None:
+        self._maker.add(event, decoded=True)
+        if event.type == "request/header":
+            self._route = route_of(event) or self._route
+
+    def _counted(self, found: Iterator[tuple[int, bytes, bool]]) -> Iterator[tuple[int, bytes, bool]]:
+        """The same lines, each counted as taken when the next is asked for: a torn one never is."""
+        for number, line, is_ended in found:
+            if self._is_unended and not line and is_ended:
+                # Only the end of the last line was added first.
+                self._offset += 1
+                self._last = (self._last + b"\n")[-_PROOF:]
+                self._is_unended = False
+                continue
+            yield number, line, is_ended
+            self._offset += len(line) + is_ended
+            self._lines = number
+            self._last = (line[-_PROOF:] + b"\n" * is_ended)[-_PROOF:]
+            self._is_unended = not is_ended
