@@ -88,12 +88,17 @@ class Lifecycle:
     """Retries that have not begun, and their turn and step."""
     results: dict[int, bytes] = field(default_factory=dict)
     """Live results, without their content, as digests: a long log has tens of thousands."""
+    priced: tuple[int, int] | None = None
+    """Rows whose removal the row before has announced: a replacement right after it is of these."""
     loose_ends: int = 0
     """Rows so far that the strict taste would have refused."""
 
     def accept(self, event: Event) -> None:
         """Take the next row. Raises SessionRefused where it cannot follow."""
+        priced, self.priced = self.priced, None
         if event.type in KNOWN_TYPES:
+            if priced is not None and isinstance(event.surface_op, Replace):
+                self._check_priced(event, event.surface_op, priced)
             if event.type in SURFACE_TYPES:
                 self._take(Lifecycle._place, event)
             step = _STEPS.get(event.type)
@@ -141,6 +146,10 @@ class Lifecycle:
         for seq in gone:
             self.results.pop(seq, None)
         self.surface.replace(gone, event.seq)
+
+    def _check_priced(self, event: Event, operation: Replace, priced: tuple[int, int]) -> None:
+        if (operation.start_seq, operation.end_seq) != priced:
+            raise no(event, "the row before announced that others are replaced")
 
     def _run(self, event: Event, first: int, last: int) -> list[int]:
         for seq in (first, last):
@@ -352,6 +361,7 @@ class Lifecycle:
         run = self._run(event, span["start"], span["end"])
         if run != event.data["shadowedSeqs"] or self.head in run:
             raise no(event, "shadowedSeqs is not a run of live rows")
+        self.priced = (span["start"], span["end"])
 
     def _user(self, event: Event) -> None:
         source = event.data["source"]

@@ -75,6 +75,18 @@ def test_nothing_continues_a_compaction_that_was_cut_off() -> None:
     assert not accepts(writer)
 
 
+def test_a_summary_stands_for_the_rows_that_were_announced() -> None:
+    writer = turn(nothing)
+    first = row_of(writer, "user/message")["seq"]
+    last = writer.open_turn("question 2")
+    writer.compact("summary", first=first, last=last)
+    writer.close_turn()
+    assert accepts(writer)
+    placed = next(row for row in writer.rows if row.get("surfaceOp") not in (None, "append"))
+    placed["surfaceOp"]["startSeq"] = row_of(writer, "assistant/message")["seq"]
+    assert not accepts(writer)
+
+
 # -- repairs --------------------------------------------------------------------------------------
 
 
