@@ -84,6 +84,8 @@ class Lifecycle:
     """Those of them that have settled."""
     provider: str | None = None
     retries: dict[tuple[Any, ...], tuple[Any, int]] = field(default_factory=dict)
+    retried: set[str] = field(default_factory=set)
+    """Names of all chains of retries."""
     scheduled: dict[tuple[str, int], tuple[int, int]] = field(default_factory=dict)
     """Retries that have not begun, and their turn and step."""
     results: dict[int, bytes] = field(default_factory=dict)
@@ -298,10 +300,11 @@ class Lifecycle:
             raise no(event, "the retry's provider is not the one of the last request")
         chain = (data["turn"], data["step"], data.get("provider"), data.get("policyKey"))
         name, count = self.retries.get(chain, (None, 0))
-        is_new = name is None and all(other != data["retryId"] for other, _ in self.retries.values())
+        is_new = name is None and data["retryId"] not in self.retried
         if not (is_new or name == data["retryId"]) or data["retry"] != count + 1:
             raise no(event, "the retry does not continue its chain")
         self.retries[chain] = (data["retryId"], count + 1)
+        self.retried.add(data["retryId"])
         self.scheduled[data["retryId"], count + 1] = (data["turn"], data["step"])
 
     def _retry_started(self, event: Event) -> None:

@@ -466,7 +466,7 @@ def moved_data(event: Event, ref: Move, turn: Move) -> dict[str, Any]:
     if type(data.get("turn")) is int:
         data = {**data, "turn": turn(data["turn"])}
     if event.type == "tool/result":
-        return _moved_repair(data, event.seq, ref)
+        return _moved_repair(event, data, ref)
     move = _MOVES.get(event.type)
     return data if move is None else move(data, ref)
 
@@ -512,9 +512,11 @@ def _move_delivery(data: dict[str, Any], ref: Move) -> dict[str, Any]:
     return {**data, "throughSeq": ref(data["throughSeq"])}
 
 
-def _moved_repair(data: dict[str, Any], seq: int, ref: Move) -> dict[str, Any]:
-    # The harness names the repair of a call that a fork cut off after the row itself, and checks it.
-    message = data["message"]
+def _moved_repair(event: Event, data: dict[str, Any], ref: Move) -> dict[str, Any]:
+    # The harness names the repair of a call that a fork cut off after the row itself, and checks it;
+    # a row that rewrites it keeps its name.
+    message, operation = data["message"], event.surface_op
+    seq = operation.start_seq if isinstance(operation, Replace) else event.seq
     if message["id"] != f"forked-tool-result-{message['toolCallId']}-{seq}":
         return data
     if not isinstance(data.get("error"), dict) or data["error"].get("code") != _NOT_STARTED:

@@ -20,6 +20,8 @@ class Inbox:
 
     def __init__(self) -> None:
         self._waiting: dict[str, list[str]] = {"next-turn": [], "next-step": []}
+        self._ids: set[str] = set()
+        """Of all that wait."""
         self._since_empty: list[int] = []
         """Places of the rows since the inbox was last empty."""
         self._spells: list[list[int]] = []
@@ -59,6 +61,9 @@ class Inbox:
         start, count = data["start"], data.get("removedCount", 0)
         if start + count > len(waiting):
             return False
-        waiting[start : start + count] = [str(message.get("id")) for message in data["inserted"]]
-        ids = [name for names in self._waiting.values() for name in names]
-        return len(ids) == len(set(ids))
+        fresh = [str(message.get("id")) for message in data["inserted"]]
+        self._ids.difference_update(waiting[start : start + count])
+        waiting[start : start + count] = fresh
+        before = len(self._ids)
+        self._ids.update(fresh)
+        return len(self._ids) == before + len(fresh)
