@@ -23,7 +23,7 @@ import zlib
 from base64 import b64encode
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
@@ -100,7 +100,7 @@ class Model(ThreadingHTTPServer):
 
     daemon_threads = True
 
-    def __init__(self, script: dict[str, Sequence[Say]], summary: str) -> None:
+    def __init__(self, script: dict[str, Sequence[Say]], summary: Say) -> None:
         super().__init__(("127.0.0.1", 0), _Handler)
         self.script = script
         self.summary = summary
@@ -120,7 +120,7 @@ class Model(ThreadingHTTPServer):
         last = texts_of(request["messages"][-1])
         if any("summar" in text and text not in self.script for text in last):
             # The runtime itself asks, for the summary of a compaction.
-            return self.count, Say(self.summary.format(self.count))
+            return self.count, replace(self.summary, text=self.summary.text.format(self.count))
         for message in reversed(request["messages"]):
             if message["role"] == "assistant":
                 since += 1
@@ -270,7 +270,8 @@ class Dish:
     recipe: Recipe
     profile: str = "sdk-minimal"
     patch: str = ""
-    summary: str = "Summary {}: much was said."
+    summary: Say = Say("Summary {}: much was said.")
+    """What the model says when the runtime itself asks for one."""
 
 
 def say(*texts: str) -> dict[str, Sequence[Say]]:
@@ -323,6 +324,25 @@ def interrupted(kitchen: Kitchen) -> Path:
         session = harness.resume_session(SESSION)
         session.run("three")
         session.run("four")
+    return kitchen.log_of(SESSION)
+
+
+def killed_in_compaction(kitchen: Kitchen) -> Path:
+    """Killed while the summary is made; resumed and asked again."""
+    with kitchen.running() as harness:
+        session = harness.start_session(SESSION)
+        session.run("one")
+        session.run("two")
+        turn = in_background(session, "three")
+        kitchen.wait_for(SESSION, "compaction/start")
+        until(kitchen.model.paused.is_set, "the summary is being made")
+        kill(harness)
+    turn.join(WAIT_SECONDS)
+    kitchen.model.summary = Say("Summary {}: much was said.")
+    with kitchen.running() as harness:
+        session = harness.resume_session(SESSION)
+        session.run("four")
+        session.run("five")
     return kitchen.log_of(SESSION)
 
 
@@ -478,7 +498,7 @@ DISHES: dict[str, Dish] = {
         say("one", "four") | {text: [Say(f"{LONG}{text}")] for text in ("two", "three")},
         turns("one", "two", "three", "four"),
         patch=EAGER,
-        summary=f"Longer than what it sums up: {LONG * 6}",
+        summary=Say(f"Longer than what it sums up: {LONG * 6}"),
     ),
     "compacted-twice": Dish(
         say("one", "six")
@@ -486,6 +506,12 @@ DISHES: dict[str, Dish] = {
         | {"five": [Say(f"{LONG}", [bash("echo thing")]), Say(f"{LONG} five")]},
         turns("one", "two", "three", "four", "five", "six"),
         patch=EAGER,
+    ),
+    "compaction-killed": Dish(
+        say("one", "three", "five") | {text: [Say(f"{LONG * 2}{text}")] for text in ("two", "four")},
+        killed_in_compaction,
+        patch=EAGER,
+        summary=Say("Summary {}: much was said.", seconds=3),
     ),
     "image": Dish(
         say("one", "three") | {"what is this?": [Say("A square.")]},

@@ -402,3 +402,35 @@ def child_compacts(writer: LogWriter) -> None:
     writer.assistant(text("answer 3"))
     writer.close_turn()
     exchange(writer, "4")
+
+
+@built("repairs of a fork")
+def fork_repairs(writer: LogWriter) -> None:
+    """Results that a fork wrote for calls which never began; one of them was rewritten since."""
+    exchange(writer, "1")
+    for number in (2, 3):
+        writer.open_turn(f"question {number}")
+        seq = not_started(writer)
+        writer.open_step()
+        writer.assistant(text(f"answer {number}"))
+        writer.close_turn()
+    writer.open_turn("question 4")
+    rewrite(writer, seq, "shorter")
+    writer.assistant(text("answer 4"))
+    writer.close_turn()
+
+
+def not_started(writer: LogWriter) -> int:
+    """A call, and the result of a fork that cut it off."""
+    (block,) = writer.calls(1)
+    writer.assistant(text("looking"), block)
+    message = {
+        "role": "tool",
+        "source": {"kind": "tool", "callId": block["id"]},
+        "toolCallId": block["id"],
+        "content": [text("The branch has no record of this call.")],
+        "isError": True,
+        "id": f"forked-tool-result-{block['id']}-{len(writer.rows)}",
+    }
+    error = {"name": "ToolNotStartedError", "code": "TOOL_NOT_STARTED"}
+    return writer.show("tool/result", {**writer.frame, "message": message, "error": error})

@@ -17,7 +17,3 @@ def the_runtime() -> None:
     if os.environ.get("CI") == "true":
         pytest.fail(missing)
     pytest.skip(missing)
-
-
-def pytest_configure(config: pytest.Config) -> None:
-    config.addinivalue_line("markers", "harness: the real runtime of DeepSeek Harness; extra `harness`")

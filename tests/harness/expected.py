@@ -18,8 +18,8 @@ History = list[tuple[str, list[Block]]]
 
 UNKNOWN = ("text", "(outcome unknown)")
 """Stands for whatever words say that no result of a call was recorded."""
-CONTEXT = "Current runtime context."
-"""How a message of the runtime itself begins that follows a prompt."""
+CONTEXTS = ("Current runtime context.", "<system-reminder>")
+"""How messages of the runtime itself begin that follow a prompt."""
 
 
 def history_of(rows: Sequence[Row], turns: int | None) -> History:

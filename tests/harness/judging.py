@@ -14,7 +14,7 @@ from dsh_tasks import seed
 from dsh_tasks.errors import SeedRefused
 from dsh_tasks.seed import Seed
 from dsh_tasks.session import Session
-from tests.harness.expected import CONTEXT, UNKNOWN, History, history_in, history_of, merged
+from tests.harness.expected import CONTEXTS, UNKNOWN, History, history_in, history_of, merged
 from tests.harness.oracle import MODEL, PROFILE, Oracle, Verdict, prompt_of, reply_to
 
 FORK = None
@@ -50,6 +50,9 @@ class Case:
         return seed.child_session(header, self.seed)
 
 
+HEADLESS = "second resume: system/message requires a protected first surface head"
+
+
 @dataclass(frozen=True)
 class Judged:
     """A case and what the runtime made of it."""
@@ -57,6 +60,16 @@ class Judged:
     case: Case
     fault: str | None
     """What was not as it must be; None where all was."""
+
+    @property
+    def is_headless(self) -> bool:
+        """The one known limit: a log without any system message, which only a script can write.
+
+        The runtime puts its own behind other messages and then refuses to open the log again; it
+        does so with the parent as well.
+        """
+        has_system = any(event.type == "system/message" for event in self.case.log.events)
+        return self.fault == HEADLESS and not has_system
 
 
 def windows_of(log: Session) -> list[int | None]:
@@ -148,7 +161,7 @@ def _without_context(got: History, since_prompt_of: Sequence[str]) -> History:
         kept = [
             block
             for place, block in enumerate(blocks)
-            if not (own and place > own[0] and block[0] == "text" and block[1].startswith(CONTEXT))
+            if not (own and place > own[0] and block[0] == "text" and block[1].startswith(CONTEXTS))
         ]
         cleaned.append((role, kept))
     return cleaned

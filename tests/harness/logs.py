@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable, Iterable
 from importlib.resources import files
 from pathlib import Path
+from random import Random
 
 from dsh_tasks import format as log_format
 from dsh_tasks.session import Session
+from tests.harness.built import LOGS
+from tests.laws.test_seed_laws import Author
 
 WRITTEN = Path(__file__).parent.parent / "logs"
 """Logs that the runtime wrote (tools/make_sample_logs.py)."""
@@ -32,3 +36,55 @@ def samples() -> dict[str, Session]:
         return {}
     root = Path(folder)
     return {str(path.relative_to(root)): log_format.read(path) for path in sorted(root.rglob("*.jsonl"))}
+
+
+def built() -> dict[str, Session]:
+    """Logs built row by row."""
+    return {name: make() for name, make in LOGS.items()}
+
+
+def random(numbers: Iterable[int]) -> dict[str, Session]:
+    """Logs made up by the generator of tests/laws, one for each number."""
+    return {f"random log {number}": _made_up(number) for number in numbers}
+
+
+def _made_up(number: int) -> Session:
+    dice = Random(number)
+    return Author(dice, bookkeeping=dice.random() < 0.8, tame=dice.random() < 0.3).log(dice.randint(0, 6))
+
+
+SOURCES: dict[str, Callable[[], dict[str, Session]]] = {
+    "the packaged log": packaged,
+    "logs that the runtime wrote": written,
+    "logs built row by row": built,
+    "the harness' own samples": samples,
+}
+"""Every log that is judged, by where it is from; random ones aside."""
+
+TO_BE_CHANGED = (
+    "interrupted",
+    "compacted",
+    "retried",
+    "tool-error",
+    "image",
+    "sdk-pruned",
+    "commands and titles",
+    "developer messages",
+    "calls of a tool's program",
+    "images, some taken out",
+    "rows of tomorrow",
+    "results rewritten",
+    "steered within a turn",
+    "model retried",
+    "plain end of an inherited part",
+    "system prompt changes",
+    "compaction between turns",
+    "repairs of a fork",
+)
+"""Logs that together hold every type of row that we can make: what is changed in them, one thing at a time."""
+
+
+def to_be_changed() -> dict[str, Session]:
+    """The logs of these names."""
+    known = written() | built()
+    return {name: known[name] for name in TO_BE_CHANGED}

@@ -67,7 +67,10 @@ def _all(lines: list[Row]) -> Iterator[tuple[str, list[Any]]]:
             yield f"{name}: {kind}", [head, *_reordered(rows, order)]
         yield f"{name}: another key in the row", _with(lines, place, {**row, "more": 1})
         if isinstance(row["data"], dict):
-            yield f"{name}: another key in data", _with(lines, place, {**row, "data": {**row["data"], "more": 1}})
+            yield (
+                f"{name}: another key in data",
+                _with(lines, place, {**row, "data": {**row["data"], "more": 1}}),
+            )
         yield f"{name}: ignorable", _with(lines, place, {**row, "ignorable": True})
         yield f"{name}: unknown type", _with(lines, place, {**row, "type": "foreign/type"})
         yield f"{name}: unknown type, ignorable", _with(lines, place, _foreign(row))
@@ -82,7 +85,13 @@ def _with(lines: Sequence[Any], place: int, row: Any) -> list[Any]:
 
 
 def _foreign(row: Row) -> Row:
-    return {"type": "foreign/type", "seq": row["seq"], "time": row["time"], "data": row["data"], "ignorable": True}
+    return {
+        "type": "foreign/type",
+        "seq": row["seq"],
+        "time": row["time"],
+        "data": row["data"],
+        "ignorable": True,
+    }
 
 
 # -- fields ---------------------------------------------------------------------------------------
@@ -259,7 +268,10 @@ MESSAGE = ("data", "message")
 _SPECIAL: dict[str, list[tuple[str, Callable[[Row], None]]]] = {
     "tool/result": [
         ("as a repair", _as_repair),
-        ("a repair with other words", _repair_but(_set(*MESSAGE, "content", 0, "text", to="It never began."))),
+        (
+            "a repair with other words",
+            _repair_but(_set(*MESSAGE, "content", 0, "text", to="It never began.")),
+        ),
         ("a repair with words more", _repair_but(_set(*MESSAGE, "content", 0, "text", to=f"{NOT_STARTED} "))),
         ("a repair with two blocks", _repair_but(_set(*MESSAGE, "content", to=lambda blocks: blocks * 2))),
         ("a repair that is no error", _repair_but(_set(*MESSAGE, "isError", to=False))),
@@ -273,21 +285,39 @@ _SPECIAL: dict[str, list[tuple[str, Callable[[Row], None]]]] = {
         ("a repair by another name", _id("aborted", "1")),
         ("an error beside a good result", _set("data", "error", to={"name": "E", "code": "C"})),
         ("an error that is text", _set("data", "error", to="bad")),
-        ("its content holds a call", _set(*MESSAGE, "content", to=[{"type": "tool-call", "id": "x", "name": "n", "arguments": "{}"}])),
+        (
+            "its content holds a call",
+            _set(*MESSAGE, "content", to=[{"type": "tool-call", "id": "x", "name": "n", "arguments": "{}"}]),
+        ),
     ],
     "assistant/message": [
-        ("arguments that are no JSON", _set(*MESSAGE, "content", to=[{"type": "tool-call", "id": "x", "name": "n", "arguments": "{"}])),
+        (
+            "arguments that are no JSON",
+            _set(*MESSAGE, "content", to=[{"type": "tool-call", "id": "x", "name": "n", "arguments": "{"}]),
+        ),
         ("an unknown block", _set(*MESSAGE, "content", to=[{"type": "of-tomorrow", "x": 1}])),
         ("an image", _set(*MESSAGE, "content", to=[{"type": "image"}])),
         ("no content", _set(*MESSAGE, "content", to=[])),
-        ("a call without an answer", _set(*MESSAGE, "content", to=[{"type": "tool-call", "id": "x", "name": "n", "arguments": "{}"}])),
-        ("a result block", _set(*MESSAGE, "content", to=[{"type": "tool-result", "toolCallId": "x", "content": []}])),
+        (
+            "a call without an answer",
+            _set(*MESSAGE, "content", to=[{"type": "tool-call", "id": "x", "name": "n", "arguments": "{}"}]),
+        ),
+        (
+            "a result block",
+            _set(*MESSAGE, "content", to=[{"type": "tool-result", "toolCallId": "x", "content": []}]),
+        ),
     ],
     "user/message": [
         ("an unknown block", _set("data", "content", to=[{"type": "of-tomorrow", "x": 1}])),
         ("an image without attachment", _set("data", "content", to=[{"type": "image"}])),
-        ("a file", _set("data", "content", to=[{"type": "file", "attachment": {"attachmentId": "a", "name": "n"}}])),
-        ("a call", _set("data", "content", to=[{"type": "tool-call", "id": "x", "name": "n", "arguments": "{}"}])),
+        (
+            "a file",
+            _set("data", "content", to=[{"type": "file", "attachment": {"attachmentId": "a", "name": "n"}}]),
+        ),
+        (
+            "a call",
+            _set("data", "content", to=[{"type": "tool-call", "id": "x", "name": "n", "arguments": "{}"}]),
+        ),
         ("no content", _set("data", "content", to=[])),
         ("from a compaction", _set("data", "source", to={"kind": "compact-checkpoint", "compactionId": "x"})),
         ("a range of sources that goes backwards", _set("sourceEventSeqs", to=[[4, 2]])),
@@ -300,8 +330,18 @@ _SPECIAL: dict[str, list[tuple[str, Callable[[Row], None]]]] = {
         ("the next row as a source", lambda row: row.update(sourceEventSeqs=[row["seq"] + 1])),
         ("a source twice", lambda row: row.update(sourceEventSeqs=[0, 0])),
         ("a source in a range and alone", lambda row: row.update(sourceEventSeqs=[[0, 1], 1])),
-        ("a replacement of the first row", lambda row: row.update(surfaceOp={"op": "replace", "startSeq": 0, "endSeq": 0}, sourceEventSeqs=[0])),
-        ("a replacement of itself", lambda row: row.update(surfaceOp={"op": "replace", "startSeq": row["seq"], "endSeq": row["seq"]}, sourceEventSeqs=[0])),
+        (
+            "a replacement of the first row",
+            lambda row: row.update(
+                surfaceOp={"op": "replace", "startSeq": 0, "endSeq": 0}, sourceEventSeqs=[0]
+            ),
+        ),
+        (
+            "a replacement of itself",
+            lambda row: row.update(
+                surfaceOp={"op": "replace", "startSeq": row["seq"], "endSeq": row["seq"]}, sourceEventSeqs=[0]
+            ),
+        ),
     ],
     "turn/end": [
         ("an error without words", _set("data", "reason", to={"kind": "error"})),
@@ -313,7 +353,10 @@ _SPECIAL: dict[str, list[tuple[str, Callable[[Row], None]]]] = {
     ],
     "session/title": [
         ("by a person", _set("data", "source", to={"kind": "user"})),
-        ("by a person, citing nothing", _set("data", to={"title": "t", "messageSeqs": [], "source": {"kind": "user"}})),
+        (
+            "by a person, citing nothing",
+            _set("data", to={"title": "t", "messageSeqs": [], "source": {"kind": "user"}}),
+        ),
         ("citing nothing", _set("data", "messageSeqs", to=[])),
         ("citing another row", _set("data", "messageSeqs", to=[0])),
         ("citing a row twice", _set("data", "messageSeqs", to=lambda seqs: seqs * 2)),
@@ -356,8 +399,14 @@ def _encodings(head: Row, rows: Sequence[Row]) -> Iterator[tuple[str, list[Any]]
         ("half a surrogate pair", lines[middle].replace(b'"data":{', b'"data":{"x":"\\ud800",', 1)),
         ("a zero character", lines[middle].replace(b'"data":{', b'"data":{"x":"\\u0000",', 1)),
         ("a key named __proto__", lines[middle].replace(b'"data":{', b'"data":{"__proto__":{"x":1},', 1)),
-        ("nested 100 deep", lines[middle].replace(b'"data":{', b'"data":{"x":' + b"[" * 100 + b"]" * 100 + b",", 1)),
-        ("nested 1000 deep", lines[middle].replace(b'"data":{', b'"data":{"x":' + b"[" * 1000 + b"]" * 1000 + b",", 1)),
+        (
+            "nested 100 deep",
+            lines[middle].replace(b'"data":{', b'"data":{"x":' + b"[" * 100 + b"]" * 100 + b",", 1),
+        ),
+        (
+            "nested 1000 deep",
+            lines[middle].replace(b'"data":{', b'"data":{"x":' + b"[" * 1000 + b"]" * 1000 + b",", 1),
+        ),
         ("a comma at its end", lines[middle] + b","),
         ("two values", lines[middle] + lines[middle]),
     ):

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import importlib.metadata
 import os
+import re
 import threading
 from collections.abc import Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -198,6 +199,8 @@ def _no_secrets() -> dict[str, str]:
 
 
 def _words(error: Exception, cwd: Path) -> str:
-    """The first line of a refusal, without this machine's paths."""
+    """The first line of a refusal, without this machine's paths and the session's name."""
     first = str(error).splitlines()[0] if str(error) else type(error).__name__
+    first = re.sub(r" \(raw log: .*\)$", "", first)
+    first = re.sub(r'^session "[^"]*": (stored log is corrupt: )?(SessionFormatError: )?', "", first)
     return first.replace(str(cwd.parent), "..").replace(str(cwd).replace("/", "-"), "..")
