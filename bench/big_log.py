@@ -194,7 +194,7 @@ class Writer:
             self._system()
         said = self._show("user/message", message)
         if self.turn == 1 or is_compacted:
-            self._request("initial" if self.turn == 1 else "compaction")
+            self._request("initial" if self.turn == 1 else "change")
         if self.turn % TITLE_EVERY == 1:
             title = {"title": " ".join(self._prose.words(5)), "messageSeqs": [said]}
             self._add("session/title", {**title, "source": {"kind": "fallback"}})

@@ -104,16 +104,15 @@ def from_sessions(path: Path) -> Start:
 
 def from_file(header: bytes, turns: list[bytes], grown: Path) -> Start:
     """Each call lets the file grow by a turn before it forks, as a parent's process does."""
-    from dsh_tasks.session_log import SessionLog
+    from dsh_tasks.session_file import SessionFile
 
     grown.write_bytes(header)
-    log = SessionLog.open(grown)
+    parent = SessionFile(grown)
 
     async def start(client: AsyncClient, fork: int) -> None:
         with grown.open("ab") as file:
             file.write(turns[fork])
-        log.refresh()
-        await client.start("fork", parent=log, prompt=prompt(fork))
+        await client.start("fork", parent=parent, prompt=prompt(fork))
 
     return start
 

@@ -36,9 +36,9 @@ MEMORY_AIM_FROM_MB = 5
 
 def seed_of(path: Path, turns: int | None) -> Any:
     """The seed of the log at `path`: a window of the last `turns`, or all as a fork."""
-    from dsh_tasks.session_log import SessionLog
+    from dsh_tasks.session_file import SessionFile
 
-    log = SessionLog.open(path, keep=turns)
+    log = SessionFile(path, keep=turns)
     log.refresh()
     return log.seed() if turns is None else log.seed(turns=turns)
 
