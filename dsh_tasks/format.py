@@ -21,7 +21,7 @@ from dsh_tasks import format_v0
 from dsh_tasks.errors import SeedRefused, SessionRefused
 from dsh_tasks.lifecycle import Lifecycle, no
 from dsh_tasks.log_lines import MAX_LOG_BYTES, lines, unpacked
-from dsh_tasks.rows import DELIVERY, DELIVERY_VERSION, checked, is_inherited_marker
+from dsh_tasks.rows import DELIVERY, DELIVERY_VERSION, END_SEED, checked, is_inherited_marker
 from dsh_tasks.session import Event, Header, Session
 
 VERSION = 4
@@ -89,23 +89,6 @@ def _parsed(stream: BinaryIO) -> Session:
     return Session(header, tuple(events))
 
 
-def objects(found: Iterator[tuple[int, bytes, bool]]) -> Iterator[tuple[int, dict[str, Any]]]:
-    """(line, its JSON object); a last one without its end is dropped if it is not whole.
-
-    Raises SessionRefused.
-    """
-    for number, line, is_ended in found:
-        try:
-            value = decode_line(line)
-        except ValueError as error:
-            if not is_ended and number > 1:
-                return
-            raise SessionRefused(f"the line is not JSON ({_why(error)})", line=number) from None
-        if not isinstance(value, dict):
-            raise SessionRefused("the line is not a JSON object", line=number)
-        yield number, value
-
-
 def header_and_rows(
     head: dict[str, Any], rows: Iterator[tuple[int, dict[str, Any]]]
 ) -> tuple[Header, Iterator[tuple[int, dict[str, Any]]]]:
@@ -159,26 +142,33 @@ def decode_line(line: bytes) -> Any:
 
     Not a number, infinities (`1e999` too) and invalid UTF-8 are not JSON.
     """
+    value = decode_row(line)
+    digits = line.translate(_EXPONENTS)
+    is_suspect = b"0e000" in digits or b"0e+000" in digits or b"0" * _LONG_FLOAT in digits
+    return _decoded(line) if is_suspect and b"Infinity" in _as_written(value) else value
+
+
+def decode_row(line: bytes) -> Any:
+    """As `decode_line`, but infinities are left to whoever writes the value again."""
     try:
         value = from_json(line, allow_inf_nan=False)
     except ValueError:
         # The standard parser is the judge: it takes half surrogate pairs, and is asked for few lines.
         return _decoded(line)
-    # Numbers that one parser takes and the other does not have many digits.
-    digits = line.translate(_DIGITS)
-    if _LONG_NUMBER in digits or (
-        (b"0e000" in digits or b"0e+000" in digits) and b"Infinity" in _as_written(value)
-    ):
+    if len(line) > _LONG_INTEGER and b"0" * _LONG_INTEGER in line.translate(_EXPONENTS):
         return _decoded(line)
     if _brackets(line) > MAX_DEPTH and _is_too_deep(value):
         raise ValueError("nested too deep")
     return value
 
 
+_LONG_FLOAT = 300
+"""Digits from which on a number with a point may be too large."""
+_LONG_INTEGER = 600
+"""Digits from which on Python may refuse to write a number."""
 _KINDS = {**dict.fromkeys(b"0123456789", b"0"), **dict.fromkeys(b"eE", b"e"), ord("+"): b"+"}
-_DIGITS = b"".join(_KINDS.get(byte, b" ") for byte in range(256))
+_EXPONENTS = b"".join(_KINDS.get(byte, b" ") for byte in range(256))
 """Each byte as what it is in a number, for `bytes.translate`."""
-_LONG_NUMBER = b"0" * 300
 
 
 def _as_written(value: Any) -> bytes:
@@ -199,8 +189,8 @@ def _decoded(line: bytes) -> Any:
 
 
 def _brackets(line: bytes) -> int:
-    # Few lines have that many brackets, so few are walked.
-    return line.count(b"[") + line.count(b"{")
+    # Few lines have that many brackets, so few are walked; most are too short to have them.
+    return line.count(b"[") + line.count(b"{") if len(line) > MAX_DEPTH else 0
 
 
 def _finite(text: str) -> float:
@@ -269,6 +259,25 @@ def _header(row: dict[str, Any]) -> Header:
     return format_v0.header(row, is_seeded=row["isSeeded"], cwd=cwd)
 
 
+def objects(
+    found: Iterator[tuple[int, bytes, bool]], decode: Callable[[bytes], Any] = decode_line
+) -> Iterator[tuple[int, dict[str, Any]]]:
+    """(line, its JSON object); a last one without its end is dropped if it is not whole.
+
+    Raises SessionRefused.
+    """
+    for number, line, is_ended in found:
+        try:
+            value = decode(line)
+        except ValueError as error:
+            if not is_ended and number > 1:
+                return
+            raise SessionRefused(f"the line is not JSON ({_why(error)})", line=number) from None
+        if not isinstance(value, dict):
+            raise SessionRefused("the line is not a JSON object", line=number)
+        yield number, value
+
+
 class RowReader:
     """Binds the rows of a log to its header, one by one. Mutable: one per reading."""
 
@@ -283,7 +292,7 @@ class RowReader:
         """Check the next row. Raises SessionRefused with its line."""
         try:
             event = checked(row, self.count)
-            if is_inherited_marker(event):
+            if event.type == END_SEED and is_inherited_marker(event):
                 if self._is_marked or not self.header.is_seeded:
                     raise no(event, "an inherited end-of-seed marker too many")
                 self._is_marked = True

@@ -14,7 +14,7 @@ import json
 import re
 from bisect import bisect_right
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Hashable, Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -88,8 +88,8 @@ class Lifecycle:
     """Names of all chains of retries."""
     scheduled: dict[tuple[str, int], tuple[int, int]] = field(default_factory=dict)
     """Retries that have not begun, and their turn and step."""
-    results: dict[int, bytes] = field(default_factory=dict)
-    """Live results, without their content, as digests: a long log has tens of thousands."""
+    results: dict[int, Hashable] = field(default_factory=dict)
+    """Live results, without their content, as what equals only its like: a long log has tens of thousands."""
     priced: tuple[int, int] | None = None
     """Rows whose removal the row before has announced: a replacement right after it is of these."""
     loose_ends: int = 0
@@ -101,18 +101,15 @@ class Lifecycle:
         if event.type in KNOWN_TYPES:
             if priced is not None and isinstance(event.surface_op, Replace):
                 self._check_priced(event, event.surface_op, priced)
-            if event.type in SURFACE_TYPES:
-                self._take(Lifecycle._place, event)
             step = _STEPS.get(event.type)
-            if step is not None:
-                self._take(step, event)
-
-    def _take(self, step: Callable[[Lifecycle, Event], None], event: Event) -> None:
-        try:
-            step(self, event)
-        except (KeyError, TypeError):
-            # A list where a name should be, or no name at all.
-            raise no(event, "data does not have the shape of its type") from None
+            try:
+                if event.type in SURFACE_TYPES:
+                    self._place(event)
+                if step is not None:
+                    step(self, event)
+            except (KeyError, TypeError):
+                # A list where a name should be, or no name at all.
+                raise no(event, "data does not have the shape of its type") from None
 
     # -- surface ----------------------------------------------------------------------------------
 
@@ -515,11 +512,28 @@ def _described(tools: Iterable[dict[str, Any]]) -> frozenset[str]:
     )
 
 
-def _frame(result: Event) -> bytes:
-    """A result without its content, as a digest."""
-    frame = {**result.data, "message": {**result.data["message"], "content": None}}
+_AS_TEXT = json.JSONEncoder(sort_keys=True, default=repr)
+"""Made once: making one takes longer than using it."""
+
+
+_PLAIN_RESULT = {"turn", "step", "message"}
+_PLAIN_MESSAGE = {"role", "source", "toolCallId", "content", "isError", "id"}
+_PLAIN_SOURCE = {"kind", "callId"}
+
+
+def _frame(result: Event) -> Hashable:
+    """A result without its content, as a value that equals only its like."""
+    data, message = result.data, result.data["message"]
+    if (
+        data.keys() == _PLAIN_RESULT
+        and message.keys() == _PLAIN_MESSAGE
+        and message["source"].keys() == _PLAIN_SOURCE
+    ):
+        # As nearly all are; the rest of it follows from its type, which was checked.
+        return data["turn"], data["step"], message["toolCallId"], message["isError"], message["id"]
+    frame = {**data, "message": {**message, "content": None}}
     try:
-        text = json.dumps(frame, sort_keys=True, default=repr).encode()
+        text = _AS_TEXT.encode(frame).encode()
     except (ValueError, RecursionError, TypeError):
         # What has no JSON equals nothing; it is refused when it is frozen.
         text = repr(id(result)).encode()

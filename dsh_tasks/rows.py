@@ -50,6 +50,7 @@ ROLES: Mapping[str, str] = {
 """Role of the message that a surface row carries."""
 
 _FIELDS = frozenset({"type", "seq", "time", "data", "sourceEventSeqs", "surfaceOp", "ignorable"})
+_COMMON_FIELDS = _FIELDS - {"ignorable"}
 _REPLACE_KEYS = {"op", "startSeq", "endSeq"}
 PAIR = 2
 _NOT_STARTED = "TOOL_NOT_STARTED"
@@ -90,7 +91,8 @@ def checked(row: Any, seq: int) -> Event:
         return _opaque(row, no)
     if not isinstance(row["data"], dict):
         raise no("data is not a JSON object")
-    sources, operation = _checked_sources(row, no), _checked_operation(row, no)
+    sources = _checked_sources(row, no) if "sourceEventSeqs" in row else None
+    operation = _checked_operation(row, no) if kind in SURFACE_TYPES or "surfaceOp" in row else None
     event = Event(kind, seq, row["time"], row["data"], sources, operation, ignorable="ignorable" in row)
     _check_data(event, no)
     return event
@@ -100,6 +102,10 @@ Refusal = Callable[[str], SessionRefused]
 
 
 def _check_frame(row: dict[str, Any], seq: int, no: Refusal) -> None:
+    # Almost every row: a long log has a hundred thousand.
+    is_in_place = row.get("seq") == seq and type(row["seq"]) is int and type(row.get("time")) is int
+    if is_in_place and "data" in row and row.keys() <= _COMMON_FIELDS and 0 <= row["time"] <= MAX_SAFE:
+        return
     for key in ("seq", "time", "data"):
         if key not in row:
             raise no(f"the row lacks {key}")
@@ -124,9 +130,7 @@ def _opaque(row: dict[str, Any], no: Refusal) -> Event:
     return Event(row["type"], row["seq"], row["time"], row["data"], ignorable=True)
 
 
-def _checked_sources(row: dict[str, Any], no: Refusal) -> Sources | None:
-    if "sourceEventSeqs" not in row:
-        return None
+def _checked_sources(row: dict[str, Any], no: Refusal) -> Sources:
     value, kind, seq = row["sourceEventSeqs"], row["type"], row["seq"]
     if kind not in SURFACE_TYPES or kind == "assistant/message":
         raise no("a row of this type carries no sourceEventSeqs")
@@ -146,11 +150,9 @@ def _checked_sources(row: dict[str, Any], no: Refusal) -> Sources | None:
     )
 
 
-def _checked_operation(row: dict[str, Any], no: Refusal) -> Literal["append"] | Replace | None:
+def _checked_operation(row: dict[str, Any], no: Refusal) -> Literal["append"] | Replace:
     if row["type"] not in SURFACE_TYPES:
-        if "surfaceOp" in row:
-            raise no("a row of this type is not shown to the model and carries no surfaceOp")
-        return None
+        raise no("a row of this type is not shown to the model and carries no surfaceOp")
     value = row.get("surfaceOp")
     if value == "append":
         return "append"
@@ -166,10 +168,11 @@ def _check_data(event: Event, no: Refusal) -> None:
     kind, data = event.type, event.data
     if kind in SURFACE_TYPES:
         _check_message(kind, data if kind == "user/message" else data.get("message"), no)
-    if kind in _TURN_TYPES and not is_count(data.get("turn")):
-        raise no("turn is not a whole number")
-    if kind in _STEP_TYPES and not is_count(data.get("step")):
-        raise no("step is not a whole number")
+    if kind in _TURN_TYPES:
+        if not is_count(data.get("turn")):
+            raise no("turn is not a whole number")
+        if kind in _STEP_TYPES and not is_count(data.get("step")):
+            raise no("step is not a whole number")
     check = _CHECKS.get(kind)
     if check is not None:
         check(data, event.seq, no)
@@ -473,6 +476,8 @@ def moved_data(event: Event, ref: Move, turn: Move) -> dict[str, Any]:
 
 def references(event: Event) -> list[int]:
     """Every row that `event` points at; a range counts by its two ends."""
+    if event.source_event_seqs is None and event.type not in _MOVES and event.surface_op in (None, "append"):
+        return []
     found: list[int] = []
 
     def note(seq: int) -> int:

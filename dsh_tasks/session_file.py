@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from dsh_tasks.errors import SessionRefused
-from dsh_tasks.format import RowReader, header_and_rows, is_v0, objects, opened
+from dsh_tasks.format import RowReader, decode_row, header_and_rows, is_v0, objects, opened
 from dsh_tasks.log_lines import lines, skip, unpacked
 from dsh_tasks.seed import Seed, SeedMaker
 from dsh_tasks.session import Event, Header, route_of
@@ -44,7 +44,7 @@ class SessionFile:
         """Bytes taken so far, unpacked."""
         self._lines = 0
         self._last = b""
-        """The last of these bytes: what must still stand before what was added."""
+        """The last line of these: what must still stand before what was added."""
         self._is_unended = False
         """The last line taken had no end yet."""
         self._is_v0 = False
@@ -93,7 +93,7 @@ class SessionFile:
             self._begin()
             stream.seek(0)
             source = unpacked(stream)
-        found = objects(self._counted(lines(source, self._lines + (not self._is_unended))))
+        found = objects(self._counted(lines(source, self._lines + (not self._is_unended))), decode_row)
         if self._reader is None:
             _, head = next(found, (1, None))
             if head is None:
@@ -112,10 +112,12 @@ class SessionFile:
         if self._is_v0:
             # Converted as a whole.
             return False
+        last = self._last if self._is_unended or self._last.endswith(b"\n") else self._last + b"\n"
+        last = last[-_PROOF:]
         if source is not stream:
-            return skip(source, self._offset).endswith(self._last)
-        stream.seek(self._offset - len(self._last))
-        return stream.read(len(self._last)) == self._last
+            return skip(source, self._offset).endswith(last)
+        stream.seek(self._offset - len(last))
+        return stream.read(len(last)) == last
 
     def _accept(self, event: Event) -> None:
         self._maker.add(event, decoded=True)
@@ -128,11 +130,11 @@ class SessionFile:
             if self._is_unended and not line and is_ended:
                 # Only the end of the last line was added first.
                 self._offset += 1
-                self._last = (self._last + b"\n")[-_PROOF:]
+                self._last += b"\n"
                 self._is_unended = False
                 continue
             yield number, line, is_ended
             self._offset += len(line) + is_ended
             self._lines = number
-            self._last = (line[-_PROOF:] + b"\n" * is_ended)[-_PROOF:]
+            self._last = line
             self._is_unended = not is_ended

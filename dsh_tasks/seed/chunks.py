@@ -59,25 +59,30 @@ def unpack(data: bytes, digest: str, size: int) -> bytes:
 def canonical(event: Event, ref: Move, turn: Move, *, decoded: bool = False) -> bytes:
     """The line of one row, its numbers sent through `ref` and `turn`.
 
-    `decoded`: the row came out of `format.decode_line`, so all in it is known to have a JSON.
+    `decoded`: the row came out of `format.decode_row`, so all in it but infinities is known to have a JSON.
     Raises SeedRefused, which names the row, where a value has none.
     """
-    sources, operation = moved_frame(event, ref)
     row: dict[str, Any] = {"type": event.type, "time": event.time, "data": moved_data(event, ref, turn)}
-    if sources is not None:
-        row["sourceEventSeqs"] = sources
-    if operation is not None:
-        row["surfaceOp"] = operation.row() if isinstance(operation, Replace) else operation
+    if event.source_event_seqs is not None or event.surface_op is not None:
+        sources, operation = moved_frame(event, ref)
+        if sources is not None:
+            row["sourceEventSeqs"] = sources
+        if operation is not None:
+            row["surfaceOp"] = operation.row() if isinstance(operation, Replace) else operation
     if event.ignorable:
         row["ignorable"] = True
     try:
         # A checking encoder first where it may hold what only Python has; the fast one takes such things.
         checked = b"" if decoded else encode_line(row)
         try:
-            return to_json(row) + b"\n"
+            line = to_json(row)
         except ValueError:
             # Half a surrogate pair, which has no UTF-8, is escaped.
             return (checked or encode_line(row)) + b"\n"
+        if decoded and b"Infinity" in line:
+            # `format.decode_row` leaves this to be seen here.
+            encode_line(row)
+        return line + b"\n"
     except (ValueError, TypeError, RecursionError) as error:
         raise SeedRefused(
             f"the row has no JSON ({type(error).__name__})", seq=event.seq, event_type=event.type

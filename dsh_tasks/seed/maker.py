@@ -6,6 +6,8 @@ are opened again, to leave rows out or to be folded. So another seed after one m
 and rows are not kept as objects. Pure: no clock, no I/O.
 """
 
+# ruff: noqa: SLF001 - the table at the end names the class's own methods
+
 from __future__ import annotations
 
 from bisect import bisect_left
@@ -39,12 +41,23 @@ class _Open:
     turn: int
     start: int
     loose_ends: int
+    place: Move
+    """Place of a seq."""
     count: int = 0
     lines: list[bytes] = field(default_factory=list)
     needs: Needs = field(default_factory=Needs)
     step_at: int | None = None
     shown_at: int | None = None
     shown: list[int] = field(default_factory=list)
+
+    def relative(self, seq: int) -> int:
+        """Place of a seq, from the segment's own start."""
+        return self.place(seq) - self.start
+
+    def turns_on(self, turn: int) -> int:
+        """A turn's number, from the segment's own."""
+        self.needs.earliest_turn = min(turn, self.needs.earliest_turn)
+        return turn - self.turn
 
 
 class SeedMaker:
@@ -78,7 +91,7 @@ class SeedMaker:
         self._pages: dict[tuple[Part, ...], Page] = {}
         self._made: dict[int, Seed] = {}
         self._raw_bytes = 0
-        self._open = _Open(1, 0, 0)
+        self._open = _Open(1, 0, 0, self._place)
 
     @property
     def turns(self) -> int:
@@ -101,24 +114,26 @@ class SeedMaker:
             self._has_replaced = True
             if self._surface_at_end is None:
                 self._surface_at_end = self._live()
+        kind, at = event.type, self._open
         in_two = self._lifecycle.compaction is not None
         self._lifecycle.accept(event)
-        if is_inherited_marker(event):
+        if kind == END_SEED and is_inherited_marker(event):
             if not in_two:
                 self._left_out.append(event.seq)
                 return
             # It ends a compaction that a crash left open; the plain marker of a resumed log does as well.
             event = Event(END_SEED, event.seq, event.time, {})
-        named = self._named(event)
-        if named is None:
+        place = event.seq - len(self._left_out)
+        if not self._note_named(event, place):
             self._left_out.append(event.seq)
             return
-        self._note(event, named)
-        at = self._open
+        note = _NOTES.get(kind)
+        if note is not None:
+            note(self, event, place)
         if at.turn >= self._first_turn:
-            at.lines.append(self._line(event, decoded=decoded))
+            at.lines.append(canonical(event, at.relative, at.turns_on, decoded=decoded))
         at.count += 1
-        if event.type == "turn/end":
+        if kind == "turn/end":
             self._close(event)
 
     def _place(self, seq: int) -> int:
@@ -129,60 +144,52 @@ class SeedMaker:
             raise KeyError(seq)
         return seq - before
 
-    def _line(self, event: Event, *, decoded: bool) -> bytes:
-        start, turn = self._open.start, self._open.turn
-
-        def relative(seq: int) -> int:
-            return self._place(seq) - start
-
-        return canonical(event, relative, lambda number: number - turn, decoded=decoded)
-
-    def _named(self, event: Event) -> list[int] | None:
-        """Places of the rows that this one names; None where it is to be left out with a marker."""
+    def _note_named(self, event: Event, place: int) -> bool:
+        """Note which rows this one needs; False where it is to be left out with a marker that it names."""
+        seqs = references(event)
+        is_dispensable = event.type in BOOKKEEPING
+        if not seqs and not is_dispensable:
+            return True
         try:
-            return [self._place(seq) for seq in references(event)]
+            named = [self._place(seq) for seq in seqs]
         except KeyError:
-            if event.type in BOOKKEEPING:
-                return None
+            if is_dispensable:
+                return False
             raise SeedRefused(
                 "it points at the marker of the inherited part", seq=event.seq, event_type=event.type
             ) from None
-
-    def _note(self, event: Event, named: list[int]) -> None:
-        """Note what the row needs, and what of it later rows or seeds ask for."""
-        at, kind, place = self._open, event.type, event.seq - len(self._left_out)
-        if kind == INBOX:
-            self._inbox.splice(event.data, place)
-        elif kind in SURFACE_TYPES:
-            self._note_shown(event, place)
-        elif kind == "step/start" and at.step_at is None:
-            at.step_at = at.count
-        elif kind == "request/header":
-            self._request = place
-            self._headers[place] = event
-        if kind in BOOKKEEPING:
+        at = self._open
+        if is_dispensable:
             named += self._goes_on_with(event, place)
             if named:
                 at.needs.dispensable.append((at.count, tuple(named)))
-        elif named:
+        else:
             at.needs.earliest = min(at.needs.earliest, *named)
         at.needs.outside.update(seq for seq in named if seq < at.start)
-        turn = event.data.get("turn") if isinstance(event.data, dict) else None
-        if type(turn) is int and turn < at.needs.earliest_turn:
-            at.needs.earliest_turn = turn
+        return True
+
+    def _note_step(self, _event: Event, _place: int) -> None:
+        if self._open.step_at is None:
+            self._open.step_at = self._open.count
+
+    def _note_inbox(self, event: Event, place: int) -> None:
+        self._inbox.splice(event.data, place)
+
+    def _note_request(self, event: Event, place: int) -> None:
+        self._request = place
+        self._headers[place] = event
 
     def _note_shown(self, event: Event, place: int) -> None:
-        at = self._open
+        at, kind = self._open, event.type
         if at.shown_at is None:
             at.shown_at = at.count
         at.shown.append(event.seq)
-        if event.type == "assistant/message":
-            calls = calls_of(message_of(event))
-            if calls:
+        if kind == "assistant/message":
+            if calls := calls_of(message_of(event)):
                 self._answers[event.seq] = tuple(calls)
-        elif event.type == "tool/result":
+        elif kind == "tool/result":
             self._answers[event.seq] = message_of(event)["toolCallId"]
-        elif event.type == "system/message":
+        elif kind == "system/message":
             if self._first_system is None:
                 self._first_system = place
             head = self._lifecycle.head
@@ -237,7 +244,7 @@ class SeedMaker:
         self._surface_at_end = None
         self._inbox.cut()
         self._made.clear()
-        self._open = _Open(at.turn + 1, segment.end, self._lifecycle.loose_ends)
+        self._open = _Open(at.turn + 1, segment.end, self._lifecycle.loose_ends, self._place)
 
     # -- seeds ------------------------------------------------------------------------------------
 
@@ -362,6 +369,15 @@ class SeedMaker:
         )
         chunks = [_chunk(rows, number) for number, rows in parts]
         return value.made(form, chunks, self._turns, head=head, pages=self._pages)
+
+
+_NOTES = {
+    **dict.fromkeys(SURFACE_TYPES, SeedMaker._note_shown),
+    "step/start": SeedMaker._note_step,
+    INBOX: SeedMaker._note_inbox,
+    "request/header": SeedMaker._note_request,
+}
+"""What else is to be known of rows of a type."""
 
 
 def _chunk(rows: Sequence[Event], number: int) -> Chunk:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Literal
 
-from dsh_tasks.errors import SeedRefused
+from dsh_tasks.errors import SeedRefused, SessionRefused
 from dsh_tasks.seed import manifest as manifests
 from dsh_tasks.seed.chunks import Chunk, rows_of, unpack
 from dsh_tasks.seed.manifest import Page, Pages
@@ -125,7 +125,11 @@ def decoded_chunk(raw: bytes, start: int, turn: int, head: int | None) -> list[E
         seq = relative + start
         return seq if head is None or seq < head else seq + 1
 
-    rows = list(rows_of(raw, turn, place))
+    try:
+        rows = list(rows_of(raw, turn, place))
+    except (ValueError, LookupError, TypeError, AttributeError, SessionRefused) as error:
+        # The digest fits, so somebody made it to fit.
+        raise SeedRefused(f"a chunk does not hold rows ({type(error).__name__})") from None
     at = -1 if head is None else head - start
     if 0 <= at < len(rows):
         rows.insert(at, _head(rows[:at]))
