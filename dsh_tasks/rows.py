@@ -137,6 +137,9 @@ def _checked_sources(row: dict[str, Any], no: Refusal) -> Sources:
     if not isinstance(value, list) or not value:
         raise no("sourceEventSeqs is not a list with members")
     spans: list[tuple[int, int]] = []
+    if len(value) == 1 and type(value[0]) is int and 0 <= value[0] < seq:
+        # A tool's result, and most others.
+        return (value[0],)
     for member in value:
         first, last = member if isinstance(member, list) and len(member) == PAIR else (member, member)
         if not is_count(first) or not is_count(last) or first > last or last >= seq:
@@ -224,14 +227,17 @@ def _check_content(content: Any, no: Refusal) -> None:
     if not isinstance(content, list):
         raise no("content is not a list of blocks")
     for block in content:
-        if not isinstance(block, dict) or not isinstance(block.get("type"), str) or not block["type"]:
+        kind = block.get("type") if isinstance(block, dict) else None
+        if kind == "text" and isinstance(block.get("text"), str):
+            continue
+        if not isinstance(kind, str) or not kind:
             raise no("content holds something that is not a block")
-        for key in _BLOCK_TEXTS.get(block["type"], ()):
+        for key in _BLOCK_TEXTS.get(kind, ()):
             if not isinstance(block.get(key), str):
-                raise no(f"a block of type {block['type']} lacks {key}")
-        if block["type"] == "tool-result":
+                raise no(f"a block of type {kind} lacks {key}")
+        if kind == "tool-result":
             raise no("content holds a result block of an older format")
-        if block["type"] == "tool-call" and not (block["id"] and block["name"]):
+        if kind == "tool-call" and not (block["id"] and block["name"]):
             raise no("a tool call has no id or no name")
 
 
@@ -248,9 +254,12 @@ def _is_route(value: Any) -> bool:
     )
 
 
+_ONLY_OBJECTS = {dict}
+
+
 def _check_assistant(data: dict[str, Any], _seq: int, no: Refusal) -> None:
     stream = data.get("stream")
-    if not isinstance(stream, list) or not all(isinstance(one, dict) for one in stream):
+    if not isinstance(stream, list) or not {*map(type, stream)} <= _ONLY_OBJECTS:
         raise no("stream is not a list of objects")
     if not isinstance(data.get("usage", {}), dict):
         raise no("usage is not an object")
@@ -454,7 +463,9 @@ def moved(event: Event, seq: int, ref: Move, turn: Move) -> Event:
 def moved_frame(event: Event, ref: Move) -> tuple[Sources | None, Literal["append"] | Replace | None]:
     """`source_event_seqs` and `surface_op` of `moved`."""
     sources, operation = event.source_event_seqs, event.surface_op
-    if sources is not None:
+    if sources is not None and len(sources) == 1 and type(sources[0]) is int:
+        sources = (ref(sources[0]),)
+    elif sources is not None:
         sources = tuple((ref(one[0]), ref(one[1])) if isinstance(one, tuple) else ref(one) for one in sources)
     if isinstance(operation, Replace):
         operation = Replace(ref(operation.start_seq), ref(operation.end_seq))
@@ -469,7 +480,7 @@ def moved_data(event: Event, ref: Move, turn: Move) -> dict[str, Any]:
     if type(data.get("turn")) is int:
         data = {**data, "turn": turn(data["turn"])}
     if event.type == "tool/result":
-        return _moved_repair(event, data, ref)
+        return _moved_repair(event, data, ref) if "error" in data else data
     move = _MOVES.get(event.type)
     return data if move is None else move(data, ref)
 

@@ -15,7 +15,7 @@ from typing import BinaryIO
 from dsh_tasks.errors import SessionRefused
 from dsh_tasks.format import RowReader, decode_row, header_and_rows, is_v0, objects, opened
 from dsh_tasks.log_lines import lines, skip, unpacked
-from dsh_tasks.seed import Seed, SeedMaker
+from dsh_tasks.seed import Packer, Seed, SeedMaker
 from dsh_tasks.session import Event, Header, route_of
 
 _PROOF = 1024
@@ -103,8 +103,9 @@ class SessionFile:
             self._reader = RowReader(header, self._accept)
         else:
             rows = found
-        for line, row in rows:
-            self._reader.take(line, row)
+        with Packer(self._maker):
+            for line, row in rows:
+                self._reader.take(line, row)
         self._reader.end()
 
     def _goes_on(self, stream: BinaryIO, source: BinaryIO) -> bool:

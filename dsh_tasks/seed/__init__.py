@@ -12,6 +12,7 @@ from dsh_tasks.seed.chunks import Chunk, unpack
 from dsh_tasks.seed.maker import SeedMaker, cut, taken, too_large, window
 from dsh_tasks.seed.manifest import Manifest, Page, Part, page_parts, seed_parts
 from dsh_tasks.seed.manifest import read as read_manifest
+from dsh_tasks.seed.packer import Packer
 from dsh_tasks.seed.value import EMPTY_HEAD, Seed, decode, decoded_chunk, empty
 
 __all__ = [
@@ -19,6 +20,7 @@ __all__ = [
     "EMPTY_HEAD",
     "Chunk",
     "Manifest",
+    "Packer",
     "Page",
     "Part",
     "Seed",

@@ -10,6 +10,7 @@ the sha256 of these bytes; stored they are zstd. Pure: no clock, no I/O.
 from __future__ import annotations
 
 import hashlib
+import threading
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -24,6 +25,7 @@ from dsh_tasks.session import Event, Replace
 
 MAX_CHUNK_BYTES = 1 << 30
 _LEVEL = 3
+_OWN = threading.local()
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,8 +43,11 @@ class Chunk:
 
 def pack(raw: bytes, rows: int) -> Chunk:
     """The chunk of `rows` canonical lines."""
-    packed = zstandard.ZstdCompressor(level=_LEVEL).compress(raw)
-    return Chunk(hashlib.sha256(raw).hexdigest(), rows, len(raw), packed)
+    compressor = getattr(_OWN, "compressor", None)
+    if compressor is None:
+        # One a thread: making one takes as long as a small turn, and none may be shared.
+        compressor = _OWN.compressor = zstandard.ZstdCompressor(level=_LEVEL)
+    return Chunk(hashlib.sha256(raw).hexdigest(), rows, len(raw), compressor.compress(raw))
 
 
 def unpack(data: bytes, digest: str, size: int) -> bytes:

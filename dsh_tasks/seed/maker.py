@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
 
@@ -91,6 +91,8 @@ class SeedMaker:
         self._pages: dict[tuple[Part, ...], Page] = {}
         self._made: dict[int, Seed] = {}
         self._raw_bytes = 0
+        self.pack: Callable[[Segment], object] = Segment.packed
+        """Brings a completed turn into its chunk; may be set to have that done meanwhile (see `Packer`)."""
         self._open = _Open(1, 0, 0, self._place)
 
     @property
@@ -234,7 +236,7 @@ class SeedMaker:
             is_paired=self._is_paired(shown),
         )
         if self._keep is None and segment.raw is not None:
-            segment.packed()
+            self.pack(segment)
         self._raw_bytes += sum(map(len, at.lines))
         self._segments.append(segment)
         if self._keep is not None and len(self._segments) > max(self._keep, 1):
