@@ -27,6 +27,7 @@ COMMANDS: dict[str, Callable[..., object]] = {
     "list": tasks.list_tasks,
     "kill": tasks.kill,
     "notices": tasks.notices,
+    "prune": tasks.prune,
     "doctor": doctor.doctor,
     "log": log.log,
     "seed": seed.seed,

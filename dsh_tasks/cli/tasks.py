@@ -186,3 +186,40 @@ def notices(
     else:
         progress("no notices")
     return DONE
+
+
+def prune(
+    older_than: Annotated[
+        str, typer.Option("--older-than", help="Age of an ending: a number with s, m, h or d.")
+    ] = "7d",
+    as_json: AsJson = False,
+) -> int:
+    """Remove the records of tasks that ended long ago.
+
+    Their logs, outputs and seeds go with them. A task stays while one below it does, and while nobody
+    has acknowledged its ending (at most 30 days).
+    """
+    age_ms = read_age(older_than)
+
+    async def run() -> dict[str, int]:
+        async with connected(None) as client:
+            return await client.prune(older_than_ms=age_ms)
+
+    told = awaited(run())
+    if as_json:
+        emit(told)
+        return DONE
+    gone = told.pop("forgotten", 0)
+    say(f"{gone} removed" + "".join(f", {count} kept ({why})" for why, count in sorted(told.items())))
+    return DONE
+
+
+_UNITS_MS = {"s": 1_000, "m": 60_000, "h": 3_600_000, "d": 86_400_000}
+
+
+def read_age(given: str) -> int:
+    """An age like `7d` in ms."""
+    number, unit = given[:-1], given[-1:]
+    if unit not in _UNITS_MS or not number.isdecimal() or not number.isascii():
+        raise typer.BadParameter("--older-than is a whole number with s, m, h or d, like 7d")
+    return int(number) * _UNITS_MS[unit]

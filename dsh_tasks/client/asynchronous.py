@@ -11,6 +11,7 @@ import contextlib
 import json
 import secrets
 import time
+from collections import Counter
 from collections.abc import AsyncIterator, Mapping, Sequence
 from types import TracebackType
 from typing import Any, Self
@@ -63,6 +64,8 @@ from dsh_tasks.task import Task
 LARGE_LOG_EVENTS = 2_000
 """A log of more is cut off the event loop; a shorter one in the caller's own step."""
 LIST_MOST = 10_000
+NOTICE_KEPT_MS = 30 * 24 * 3_600_000
+"""How long a notice that nobody acknowledges keeps its record."""
 
 
 class AsyncRun:
@@ -434,6 +437,28 @@ class AsyncClient:
         await self.kill(task_id, reason="disposed by the call that started it")
         bound_s = self.settings.kill_deadline_ms / 1000 + self.settings.grace_ms / 1000 + 5
         await self.waiter.until_ended(task_id, bound_s)
+
+    async def prune(self, *, older_than_ms: int) -> dict[str, int]:
+        """Remove the records of tasks that ended so long ago, leaves first, with logs, outputs and seeds.
+
+        For operators. A task stays while one below it does, and while its owner has not acknowledged its
+        ending, at most 30 days. Returns how many were `forgotten`, and how many stay for which reason.
+        """
+        if self.owner is not None:
+            raise OptionRefused("owner", "only a client without an owner may prune")
+        if older_than_ms < 0:
+            raise OptionRefused("older_than_ms", "a whole number from 0")
+        now_ms = time.time_ns() // 1_000_000
+        told: Counter[str] = Counter()
+        for task in reversed(await self.list_tasks(all_owners=True)):
+            told[
+                await self.store.forget(
+                    task.id,
+                    ended_before_ms=now_ms - older_than_ms,
+                    notice_before_ms=now_ms - max(older_than_ms, NOTICE_KEPT_MS),
+                )
+            ] += 1
+        return dict(told)
 
     # -- notices --------------------------------------------------------------------------------
 

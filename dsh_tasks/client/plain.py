@@ -198,6 +198,10 @@ class Client:
         """Kill what still runs and wait until it has ended."""
         self.call(self._client.dispose(task_id))
 
+    def prune(self, *, older_than_ms: int) -> dict[str, int]:
+        """Remove the records of tasks that ended so long ago; see AsyncClient.prune."""
+        return self.call(self._client.prune(older_than_ms=older_than_ms))
+
     def notices(self, *, acknowledge: bool = False) -> tuple[Notice, ...]:
         """Endings not yet acknowledged; see AsyncClient.notices."""
         return self.call(self._client.notices(acknowledge=acknowledge))

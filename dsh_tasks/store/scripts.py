@@ -14,6 +14,7 @@ NAMES = (
     "append",
     "claim",
     "due",
+    "forget",
     "hand_back",
     "heartbeat",
     "kill",

@@ -278,6 +278,21 @@ class Store:
             ],
         )
 
+    async def forget(self, task_id: str, *, ended_before_ms: int, notice_before_ms: int) -> str:
+        """Remove the record of a task that ended before a time (epoch ms), with its log and output.
+
+        Its seed is counted down; chunks that nothing refers to any more expire. A task with tasks below it
+        stays, and so does one whose notice nobody has acknowledged, unless it ended before
+        `notice_before_ms`. Returns `forgotten`, `missing`, or why it stays: `young`, `below`, `notice`,
+        or its status.
+        """
+        answer = await self.link.script(
+            "forget",
+            [self.keys.task(task_id)],
+            [self.keys.prefix, task_id, ended_before_ms, notice_before_ms, self.settings.chunk_expiry_ms],
+        )
+        return str(answer[-1].decode())
+
     async def read(
         self, task_id: str, *, caller: str, offset: int = 0, length: int = 0, hold: bool = False
     ) -> OutputPage:

@@ -25,6 +25,7 @@ VERBS = [
     "list_tasks",
     "notices",
     "output",
+    "prune",
     "session",
     "start",
     "task",
