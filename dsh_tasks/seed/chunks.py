@@ -4,7 +4,8 @@ A chunk is one JSON line per row, as v4 writes it but without `seq`: keys in the
 data, sourceEventSeqs, surfaceOp, ignorable; `data` in the order in which it was logged; text in UTF-8;
 each line ended by a newline. Every number that names a row counts from the chunk's first row, so what
 lies in earlier chunks is negative; every turn number counts from the chunk's own turn. Its digest is
-the sha256 of these bytes; stored they are zstd. Pure: no clock, no I/O.
+the sha256 of these bytes; stored they are zstd, with a dictionary of what is in every log, which makes
+a turn of some kilobytes a sixth smaller. Pure: no clock, no I/O.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from typing import Any
 import zstandard
 from pydantic_core import to_json
 
+from dsh_tasks.data import chunk_dictionary
 from dsh_tasks.errors import SeedRefused
 from dsh_tasks.format import decode_line, encode_line
 from dsh_tasks.rows import Move, moved, moved_data, moved_frame
@@ -25,7 +27,19 @@ from dsh_tasks.session import Event, Replace
 
 MAX_CHUNK_BYTES = 1 << 30
 _LEVEL = 3
-_OWN = threading.local()
+_DICTIONARY = zstandard.ZstdCompressionDict(chunk_dictionary())
+_DICTIONARY.precompute_compress(level=_LEVEL)
+
+
+class _Own(threading.local):
+    """One of each a thread: making one takes as long as a small turn, and none may be shared."""
+
+    def __init__(self) -> None:
+        self.compressor = zstandard.ZstdCompressor(level=_LEVEL, dict_data=_DICTIONARY)
+        self.decompressor = zstandard.ZstdDecompressor(dict_data=_DICTIONARY)
+
+
+_OWN = _Own()
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,17 +57,13 @@ class Chunk:
 
 def pack(raw: bytes, rows: int) -> Chunk:
     """The chunk of `rows` canonical lines."""
-    compressor = getattr(_OWN, "compressor", None)
-    if compressor is None:
-        # One a thread: making one takes as long as a small turn, and none may be shared.
-        compressor = _OWN.compressor = zstandard.ZstdCompressor(level=_LEVEL)
-    return Chunk(hashlib.sha256(raw).hexdigest(), rows, len(raw), compressor.compress(raw))
+    return Chunk(hashlib.sha256(raw).hexdigest(), rows, len(raw), _OWN.compressor.compress(raw))
 
 
 def unpack(data: bytes, digest: str, size: int) -> bytes:
     """The canonical bytes of a stored chunk. Raises SeedRefused where they are not what `digest` says."""
     try:
-        raw = zstandard.ZstdDecompressor().decompress(data, max_output_size=size + 1)
+        raw = _OWN.decompressor.decompress(data, max_output_size=size + 1)
     except zstandard.ZstdError:
         raise SeedRefused(f"chunk {digest[:12]} is damaged") from None
     if len(raw) != size or hashlib.sha256(raw).hexdigest() != digest:

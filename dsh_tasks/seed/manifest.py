@@ -5,7 +5,7 @@ in this order, without spaces; the seed's digest is its sha256. A part is `[dige
 chunk, or `[digest, rows, bytes, turns]`, a page: `{"parts":[..]}`, named by its sha256, that stands
 for its own parts. `head` is null, or the seq of a row that stands in no chunk: an empty system message.
 
-A page holds eight parts, and begins at a turn whose number in the parent's log (from 0) its own span
+A page holds four parts, and begins at a turn whose number in the parent's log (from 0) its own span
 of turns divides. So a log that grows by a turn has a new manifest of some ten parts and, now and then,
 a new page; a window shares the pages that lie in it. Pure: no clock, no I/O.
 """
@@ -24,7 +24,7 @@ from dsh_tasks.rows import is_count
 from dsh_tasks.seed.chunks import MAX_CHUNK_BYTES, Chunk
 
 VERSION = 2
-SPAN = 8
+SPAN = 4
 """Parts of a page."""
 _CHUNK_FIELDS = 3
 _PAGE_FIELDS = 4

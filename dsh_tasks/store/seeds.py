@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 
 from dsh_tasks.errors import SeedRefused
 from dsh_tasks.seed import Part, Seed, page_parts, seed_parts
@@ -12,32 +11,87 @@ from dsh_tasks.store.keys import Keys
 
 _AT_ONCE = 200
 """Blobs asked for in one exchange."""
-_UPLOADS = 8
-"""Blobs under way at once."""
+_BATCH_BYTES = 1 << 19
+"""Blobs of so many bytes go up in one call; a larger one by itself."""
+SMALL_BYTES = 1 << 16
+"""So much is sent before the server was asked whether it accepts the child."""
 
 
-async def upload(link: Link, keys: Keys, seed: Seed, missing: set[str], *, expiry_ms: int) -> int:
-    """Put what the server lacks; it expires until a record refers to it. Returns the bytes sent.
+class Held:
+    """Digests that this process has seen held by the server: hints that spare a question.
+
+    Where one is wrong, because the last record that named it was forgotten, the server says what it lacks.
+    """
+
+    def __init__(self) -> None:
+        self._digests: set[str] = set()
+
+    def add(self, seed: Seed) -> None:
+        """A record that names this seed was accepted."""
+        if len(self._digests) > _HELD_MOST:
+            self._digests.clear()
+        self._digests.add(seed.digest)
+        self._digests.update(seed.blobs)
+
+    def lack(self, digests: Iterable[str]) -> None:
+        """The server has not got these."""
+        self._digests.difference_update(digests)
+
+    def new_of(self, seed: Seed) -> set[str]:
+        """Pages and chunks of a seed of which nothing is known."""
+        return seed.blobs.keys() - self._digests
+
+    def has(self, seed: Seed) -> bool:
+        """Whether the whole seed was seen held."""
+        return seed.digest in self._digests
+
+
+_HELD_MOST = 200_000
+
+
+async def upload_small(link: Link, keys: Keys, seed: Seed, held: Held, *, expiry_ms: int) -> None:
+    """Send what is new of a seed before its child is submitted, where that is little: it spares a refusal."""
+    new = held.new_of(seed)
+    if not held.has(seed) and sum(len(seed.blobs[digest]) for digest in new) <= SMALL_BYTES:
+        await upload(link, keys, seed, {""}, held, expiry_ms=expiry_ms)
+
+
+async def upload(
+    link: Link, keys: Keys, seed: Seed, missing: set[str], held: Held, *, expiry_ms: int
+) -> None:
+    """Put what the server lacks; it expires until a record refers to it.
 
     `missing` is what the server named: digests, and `''` for the manifest. What lies below is asked for,
     never sent on suspicion.
     """
+    held.lack(missing)
     absent = {digest for digest in missing if digest}
     below = {page.part.digest: [part.digest for part in page.parts] for page in seed.pages}
     level = _below(absent, below)
     if "" in missing:
-        level |= {part.digest for part in seed_parts(seed.manifest)}
+        level |= {part.digest for part in seed_parts(seed.manifest)} & held.new_of(seed)
     while level:
         found = await _absent(link, keys, level - absent)
         absent |= found
         level = _below(found, below)
-    blobs = [(keys.chunk(digest), seed.blobs[digest]) for digest in absent if digest in seed.blobs]
+    blobs = [(keys.chunk(digest), seed.blobs[digest]) for digest in sorted(absent) if digest in seed.blobs]
     if "" in missing:
         blobs.append((keys.seed(seed.digest), seed.manifest))
-    for at in range(0, len(blobs), _UPLOADS):
-        part = blobs[at : at + _UPLOADS]
-        await asyncio.gather(*(link.script("upload", [key], [data, expiry_ms]) for key, data in part))
-    return sum(len(data) for _, data in blobs)
+    for batch in _batches(blobs):
+        await link.script("upload", [key for key, _ in batch], [expiry_ms, *(data for _, data in batch)])
+
+
+def _batches(blobs: list[tuple[str, bytes]]) -> Iterator[list[tuple[str, bytes]]]:
+    batch: list[tuple[str, bytes]] = []
+    size = 0
+    for blob in blobs:
+        if batch and size + len(blob[1]) > _BATCH_BYTES:
+            yield batch
+            batch, size = [], 0
+        batch.append(blob)
+        size += len(blob[1])
+    if batch:
+        yield batch
 
 
 def _below(digests: Iterable[str], lists: dict[str, list[str]]) -> set[str]:

@@ -41,6 +41,7 @@ class Store:
         self.link = link
         self.settings = settings
         self.keys = Keys(settings.prefix)
+        self._held = seeds.Held()
 
     # -- accept ---------------------------------------------------------------------------------
 
@@ -49,10 +50,14 @@ class Store:
 
         Raises LimitReached, OwnerNotRunning, StoreUnavailable; then nothing remains but chunks that expire.
         """
+        expiry_ms = self.settings.chunk_expiry_ms
+        if new.seed.event_count:
+            await seeds.upload_small(self.link, self.keys, new.seed, self._held, expiry_ms=expiry_ms)
         for _ in range(4):
             answer = await self.link.script("submit", self._submit_keys(new), self._submit_args(new, fence))
             match answer[0]:
                 case b"accepted":
+                    self._held.add(new.seed)
                     return Accepted(new.id, int(answer[2]), repeated=False, call=new.call)
                 case b"repeat":
                     return Accepted(
@@ -63,9 +68,7 @@ class Store:
                 case b"not_running":
                     raise OwnerNotRunning(new.owner, status=answer[1].decode())
             missing = {digest.decode() for digest in answer[1:]}
-            await seeds.upload(
-                self.link, self.keys, new.seed, missing, expiry_ms=self.settings.chunk_expiry_ms
-            )
+            await seeds.upload(self.link, self.keys, new.seed, missing, self._held, expiry_ms=expiry_ms)
         msg = "seed chunks vanish faster than they are uploaded"
         raise StoreUnavailable(msg)
 

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import secrets
 from typing import Any
 
 import pytest
 
 from dsh_tasks import seed
-from dsh_tasks.errors import SeedRefused
+from dsh_tasks.errors import LimitReached, SeedRefused
 from dsh_tasks.seed import Seed
 from dsh_tasks.settings import Settings
 from dsh_tasks.store import Fence, Inbox, NewTask, Store
@@ -86,13 +87,15 @@ def test_one_more_turn_sends_one_chunk_and_a_short_list(
     settings: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     sent: list[list[bytes]] = []
+    calls: list[str] = []
 
     async def scenario(store: Store) -> None:
         script = store.link.script
 
         async def spied(name: str, keys: Any, args: Any) -> Any:
+            calls.append(name)
             if name == "upload":
-                sent[-1].append(args[0])
+                sent[-1] += args[1:]
             return await script(name, keys, args)
 
         monkeypatch.setattr(store.link, "script", spied)
@@ -101,10 +104,56 @@ def test_one_more_turn_sends_one_chunk_and_a_short_list(
             await store.submit(a_task(seed=seed_of(turns), owner=f"s{turns}"))
 
     on_store(settings, scenario)
-    assert [len(blobs) for blobs in sent[1:]] == [2, 2, 2, 2, 2, 2, 2, 3, 2, 2, 2], (
-        "a page at each eighth turn"
+    assert [len(blobs) for blobs in sent[1:]] == [2, 2, 2, 3, 2, 2, 2, 3, 2, 2, 2], (
+        "a page at each fourth turn"
     )
-    assert max(len(blob) for blobs in sent[1:] for blob in blobs) < 1_500
+    assert max(len(blob) for blobs in sent[1:] for blob in blobs) < 1_000
+    assert calls[2:] == ["upload", "submit"] * 11
+
+
+def test_a_client_that_knows_nothing_sends_nothing_that_is_there(
+    settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def scenario(store: Store) -> None:
+        await store.submit(a_task(seed=seed_of(75)))
+        stranger = Store(store.link, settings)
+        sent: list[bytes] = []
+        script = store.link.script
+
+        async def spied(name: str, keys: Any, args: Any) -> Any:
+            sent.extend(args[1:] if name == "upload" else ())
+            return await script(name, keys, args)
+
+        monkeypatch.setattr(store.link, "script", spied)
+        await stranger.submit(a_task(seed=seed_of(76), owner="s-2"))
+        assert len(sent) == 3, "chunk, page, manifest"
+
+    on_store(settings, scenario)
+
+
+def test_a_client_whose_memory_is_wrong_is_told_so(settings: Settings) -> None:
+    async def scenario(store: Store) -> None:
+        made = seed_of(20)
+        await store.submit(a_task(seed=made))
+        for key in await store.link.command("KEYS", f"{store.keys.prefix}chunk:*"):
+            await store.link.command("DEL", key)
+        await store.link.command("DEL", store.keys.seed(made.digest))
+        longer = seed_of(21)
+        await store.submit(a_task(seed=longer, owner="s-2"))
+        manifest, blobs = await seed_store.fetch(store.link, store.keys, longer.digest)
+        assert seed.decode(manifest, blobs.__getitem__) == longer.events
+
+    on_store(settings, scenario)
+
+
+def test_a_large_seed_is_not_sent_for_a_child_that_is_refused(settings: Settings) -> None:
+    async def scenario(store: Store) -> None:
+        big = seed.cut(a_log(3, facts=[("noise", secrets.token_hex(60_000))]))
+        with pytest.raises(LimitReached):
+            await store.submit(a_task(seed=big, header_depth=3))
+        assert await blobs_of(store) == {}
+
+    on_store(settings, scenario)
 
 
 def test_a_window_shares_the_pages_that_lie_in_it(settings: Settings) -> None:
@@ -220,4 +269,4 @@ def test_what_lives_is_young_has_tasks_below_or_is_unknown_to_its_owner_stays(se
 def test_a_hundred_turns_make_a_manifest_of_few_parts() -> None:
     for turns in (100, 1000):
         log = a_log(turns, bookkeeping=False)
-        assert len(seed.seed_parts(seed.cut(log).manifest)) <= 7 * 4
+        assert len(seed.seed_parts(seed.cut(log).manifest)) <= 3 * 6

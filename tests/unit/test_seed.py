@@ -445,7 +445,9 @@ def test_a_chunk_that_is_not_what_its_digest_says_is_refused(damage: Any) -> Non
 
 def test_a_chunk_with_other_words_of_the_same_length_is_refused() -> None:
     made = seed.cut(a_log(1))
-    raw = zstandard.decompress(made.chunks[0].data).replace(b"answer 1", b"answer 2")
+    raw = seed.unpack(made.chunks[0].data, made.chunks[0].digest, made.chunks[0].raw_bytes).replace(
+        b"answer 1", b"answer 2"
+    )
     with pytest.raises(SeedRefused):
         seed.decode(made.manifest, lambda _digest: zstandard.compress(raw))
 

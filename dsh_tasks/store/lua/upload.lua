@@ -1,8 +1,13 @@
--- upload: a manifest or chunk by digest; it expires while no record refers to it, and never after.
--- KEYS blob
--- ARGV data expiry_ms
--- returns 1 (stored) | 0 (a record refers to it already)
-if num(redis.call('HGET', KEYS[1], 'refs')) > 0 then return 0 end
-redis.call('HSET', KEYS[1], 'd', ARGV[1], 'refs', 0)
-redis.call('PEXPIRE', KEYS[1], ARGV[2])
-return 1
+-- upload: manifests, pages or chunks by digest; each expires while nothing refers to it, and never after.
+-- KEYS blob ..
+-- ARGV expiry_ms then the data of each
+-- returns how many were stored; what is referred to already stays as it is
+local stored = 0
+for i, key in ipairs(KEYS) do
+  if num(redis.call('HGET', key, 'refs')) == 0 then
+    redis.call('HSET', key, 'd', ARGV[i + 1], 'refs', 0)
+    redis.call('PEXPIRE', key, ARGV[1])
+    stored = stored + 1
+  end
+end
+return stored
