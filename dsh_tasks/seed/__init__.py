@@ -8,7 +8,7 @@ no I/O.
 """
 
 from dsh_tasks.seed.child import BYTES_PER_TOKEN, child_header, child_session, end_of_seed, inherited
-from dsh_tasks.seed.chunks import Chunk, unpack
+from dsh_tasks.seed.chunks import Chunk, digest_of, unpack
 from dsh_tasks.seed.maker import SeedMaker, cut, taken, too_large, window
 from dsh_tasks.seed.manifest import Manifest, Page, Part, page_parts, seed_parts
 from dsh_tasks.seed.manifest import read as read_manifest
@@ -30,6 +30,7 @@ __all__ = [
     "cut",
     "decode",
     "decoded_chunk",
+    "digest_of",
     "empty",
     "end_of_seed",
     "inherited",

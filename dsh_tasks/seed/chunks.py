@@ -4,12 +4,13 @@ A chunk is one JSON line per row, as v4 writes it but without `seq`: keys in the
 data, sourceEventSeqs, surfaceOp, ignorable; `data` in the order in which it was logged; text in UTF-8;
 each line ended by a newline. Every number that names a row counts from the chunk's first row, so what
 lies in earlier chunks is negative; every turn number counts from the chunk's own turn. Its digest is
-the sha256 of these bytes; stored they are zstd, with a dictionary of what is in every log, which makes
-a turn of some kilobytes a sixth smaller. Pure: no clock, no I/O.
+the sha256 of these bytes, in base64url; stored they are zstd, with a dictionary of what is in every
+log, which makes a turn of some kilobytes a sixth smaller. Pure: no clock, no I/O.
 """
 
 from __future__ import annotations
 
+import base64
 import hashlib
 import threading
 from collections.abc import Iterator
@@ -26,6 +27,7 @@ from dsh_tasks.rows import Move, moved, moved_data, moved_frame
 from dsh_tasks.session import Event, Replace
 
 MAX_CHUNK_BYTES = 1 << 30
+DIGEST_LENGTH = 43
 _LEVEL = 3
 _DICTIONARY = zstandard.ZstdCompressionDict(chunk_dictionary())
 _DICTIONARY.precompute_compress(level=_LEVEL)
@@ -47,7 +49,7 @@ class Chunk:
     """One turn of a seed, with the rows between it and the turn before."""
 
     digest: str
-    """sha256, in hex, of the canonical bytes."""
+    """Name of the canonical bytes: their sha256 in base64url, without padding."""
     rows: int
     raw_bytes: int
     """Length of the canonical bytes."""
@@ -55,9 +57,14 @@ class Chunk:
     """The canonical bytes as zstd."""
 
 
+def digest_of(data: bytes) -> str:
+    """The name of these bytes: sha256 in base64url, without padding, 43 characters."""
+    return base64.urlsafe_b64encode(hashlib.sha256(data).digest())[:DIGEST_LENGTH].decode()
+
+
 def pack(raw: bytes, rows: int) -> Chunk:
     """The chunk of `rows` canonical lines."""
-    return Chunk(hashlib.sha256(raw).hexdigest(), rows, len(raw), _OWN.compressor.compress(raw))
+    return Chunk(digest_of(raw), rows, len(raw), _OWN.compressor.compress(raw))
 
 
 def unpack(data: bytes, digest: str, size: int) -> bytes:
@@ -66,7 +73,7 @@ def unpack(data: bytes, digest: str, size: int) -> bytes:
         raw = _OWN.decompressor.decompress(data, max_output_size=size + 1)
     except zstandard.ZstdError:
         raise SeedRefused(f"chunk {digest[:12]} is damaged") from None
-    if len(raw) != size or hashlib.sha256(raw).hexdigest() != digest:
+    if len(raw) != size or digest_of(raw) != digest:
         raise SeedRefused(f"chunk {digest[:12]} is not what its digest says")
     return raw
 

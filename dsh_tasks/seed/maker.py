@@ -165,6 +165,7 @@ class SeedMaker:
             named += self._goes_on_with(event, place)
             if named:
                 at.needs.dispensable.append((at.count, tuple(named)))
+                at.needs.earliest_dispensable = min(at.needs.earliest_dispensable, *named)
         else:
             at.needs.earliest = min(at.needs.earliest, *named)
         at.needs.outside.update(seq for seq in named if seq < at.start)
@@ -349,6 +350,8 @@ class SeedMaker:
         """Places of the rows that are left out: waiting messages, bookkeeping that names what is not kept."""
         gone = self._inbox.loose(first)
         for segment in kept:
+            if not gone and segment.needs.earliest_dispensable >= first:
+                continue
             for number, named in segment.needs.dispensable:
                 if any(seq < first or seq in gone for seq in named):
                     gone.add(segment.start + number)
@@ -392,8 +395,10 @@ def _chunk(rows: Sequence[Event], number: int) -> Chunk:
 
 
 def _chunk_of(segment: Segment, dropped: Sequence[int], place: Move) -> Chunk:
+    if not dropped:
+        return segment.packed()
     inside = dropped[bisect_left(dropped, segment.start) : bisect_left(dropped, segment.end)]
-    if not inside and not (dropped and segment.needs.outside):
+    if not inside and not segment.needs.outside:
         return segment.packed()
     return segment.without(inside, place)
 

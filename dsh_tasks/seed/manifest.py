@@ -1,9 +1,9 @@
 """Manifests: which chunks a seed is made of, in pages, so that seeds of one log share their lists too.
 
 A manifest is one JSON object: `{"version":2,"form","turns","events","bytes","head","parts":[..]}`, keys
-in this order, without spaces; the seed's digest is its sha256. A part is `[digest, rows, bytes]`, a
-chunk, or `[digest, rows, bytes, turns]`, a page: `{"parts":[..]}`, named by its sha256, that stands
-for its own parts. `head` is null, or the seq of a row that stands in no chunk: an empty system message.
+in this order, without spaces; its digest names the seed. A part is `[digest, rows, bytes]`, a chunk, or
+`[digest, rows, bytes, turns]`, a page: `{"parts":[..]}`, named by its digest, that stands for its own
+parts. `head` is null, or the seq of a row that stands in no chunk: an empty system message.
 
 A page holds four parts, and begins at a turn whose number in the parent's log (from 0) its own span
 of turns divides. So a log that grows by a turn has a new manifest of some ten parts and, now and then,
@@ -12,7 +12,6 @@ a new page; a window shares the pages that lie in it. Pure: no clock, no I/O.
 
 from __future__ import annotations
 
-import hashlib
 import json
 from collections.abc import Callable, Iterator, MutableMapping, Sequence
 from dataclasses import dataclass
@@ -21,14 +20,13 @@ from typing import Any, NamedTuple
 from dsh_tasks.errors import SeedRefused
 from dsh_tasks.format import decode_line
 from dsh_tasks.rows import is_count
-from dsh_tasks.seed.chunks import MAX_CHUNK_BYTES, Chunk
+from dsh_tasks.seed.chunks import DIGEST_LENGTH, MAX_CHUNK_BYTES, Chunk, digest_of
 
 VERSION = 2
 SPAN = 4
 """Parts of a page."""
 _CHUNK_FIELDS = 3
 _PAGE_FIELDS = 4
-_DIGEST_LENGTH = 64
 
 
 class Part(NamedTuple):
@@ -104,7 +102,7 @@ def _paged(parts: list[Part], first: int, known: Pages, used: dict[str, Page]) -
 def _page(parts: tuple[Part, ...]) -> Page:
     data = json.dumps({"parts": [part.entry() for part in parts]}, separators=(",", ":")).encode()
     part = Part(
-        hashlib.sha256(data).hexdigest(),
+        digest_of(data),
         sum(one.rows for one in parts),
         sum(one.raw_bytes for one in parts),
         sum(one.turns for one in parts),
@@ -146,7 +144,7 @@ def read(data: bytes) -> Manifest:
 
 def page_parts(part: Part, data: bytes) -> tuple[Part, ...]:
     """What the page `part` lists. Raises SeedRefused where `data` is not what its digest says."""
-    if hashlib.sha256(data).hexdigest() != part.digest:
+    if digest_of(data) != part.digest:
         raise SeedRefused(f"page {part.digest[:12]} is not what its digest says")
     parts = _parts(_object(data))
     if (sum(one.turns for one in parts), sum(one.rows for one in parts)) != (part.turns, part.rows):
@@ -196,7 +194,7 @@ def _is_entry(entry: Any) -> bool:
         isinstance(entry, list)
         and len(entry) in (_CHUNK_FIELDS, _PAGE_FIELDS)
         and isinstance(entry[0], str)
-        and len(entry[0]) == _DIGEST_LENGTH
+        and len(entry[0]) == DIGEST_LENGTH
         and all(is_count(count) for count in entry[1:])
         # A page lists pages and chunks of at least a turn each: what lists itself would never end.
         and (len(entry) == _CHUNK_FIELDS or entry[3] > 1)

@@ -27,6 +27,8 @@ class Needs:
     """All places before the segment that its rows name."""
     dispensable: list[tuple[int, tuple[int, ...]]] = field(default_factory=list)
     """Bookkeeping: its number in the segment, and the places that it names, its own segment's too."""
+    earliest_dispensable: int = NOWHERE
+    """First place that bookkeeping names."""
     earliest_turn: int = NOWHERE
     """Lowest turn number in a row."""
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -10,7 +9,7 @@ from typing import Any, Literal
 
 from dsh_tasks.errors import SeedRefused, SessionRefused
 from dsh_tasks.seed import manifest as manifests
-from dsh_tasks.seed.chunks import Chunk, rows_of, unpack
+from dsh_tasks.seed.chunks import Chunk, digest_of, rows_of, unpack
 from dsh_tasks.seed.manifest import Page, Pages
 from dsh_tasks.session import Event
 
@@ -39,7 +38,7 @@ class Seed:
     """Completed turns that the log had when the seed was made."""
     manifest: bytes
     digest: str
-    """sha256, in hex, of the manifest: the seed's name."""
+    """Name of the manifest, and so of the seed: its sha256 in base64url."""
     pages: tuple[Page, ...] = ()
     """What the manifest names and is no chunk."""
     head: int | None = None
@@ -89,7 +88,7 @@ def made(
     """The seed of these chunks, the last of which is the last of `source_turns` turns."""
     first_turn = source_turns - len(chunks)
     data, used = manifests.write(form, chunks, first_turn, head, {} if pages is None else pages)
-    return Seed(form, tuple(chunks), source_turns, data, hashlib.sha256(data).hexdigest(), used, head)
+    return Seed(form, tuple(chunks), source_turns, data, digest_of(data), used, head)
 
 
 def empty(source_turns: int = 0) -> Seed:

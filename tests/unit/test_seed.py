@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import dataclasses
 import hashlib
 import json
@@ -407,7 +408,7 @@ def test_two_forks_of_one_cut_are_equal_to_the_byte() -> None:
 
 def test_digests_are_the_hashes_of_what_they_name() -> None:
     made = seed.cut(a_log(2))
-    assert made.digest == hashlib.sha256(made.manifest).hexdigest()
+    assert made.digest == base64.urlsafe_b64encode(hashlib.sha256(made.manifest).digest()).decode().rstrip("=")
     assert [part.digest for part in seed.seed_parts(made.manifest)] == digests(made)
     assert made.raw_bytes == sum(chunk.raw_bytes for chunk in made.chunks)
     assert made.stored_bytes < made.raw_bytes
@@ -473,10 +474,10 @@ def test_a_head_that_no_step_opens_for_is_refused() -> None:
         b'{"version":2,"turns":0,"events":0,"parts":[1]}',
         b'{"version":2,"turns":0,"parts":[]}',
         b'{"version":2,"turns":0,"events":0,"head":-1,"parts":[]}',
-        b'{"version":2,"turns":1,"events":1,"parts":[["' + b"a" * 64 + b'",true,1]]}',
-        b'{"version":2,"turns":2,"events":1,"parts":[["' + b"a" * 64 + b'",1,1]]}',
-        b'{"version":2,"turns":1,"events":2,"parts":[["' + b"a" * 64 + b'",1,1]]}',
-        b'{"version":2,"turns":1,"events":1,"parts":[["' + b"a" * 64 + b'",1,1,1]]}',
+        b'{"version":2,"turns":1,"events":1,"parts":[["' + b"a" * 43 + b'",true,1]]}',
+        b'{"version":2,"turns":2,"events":1,"parts":[["' + b"a" * 43 + b'",1,1]]}',
+        b'{"version":2,"turns":1,"events":2,"parts":[["' + b"a" * 43 + b'",1,1]]}',
+        b'{"version":2,"turns":1,"events":1,"parts":[["' + b"a" * 43 + b'",1,1,1]]}',
     ],
 )
 def test_what_is_no_manifest_is_refused(manifest: bytes) -> None:
