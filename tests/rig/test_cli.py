@@ -191,6 +191,18 @@ def test_an_acknowledged_notice_is_gone(working: Cli, owner: str) -> None:
     assert working("notices", "--owner", owner).stdout == ""
 
 
+def test_prune_removes_an_ending_once_its_owner_knows(working: Cli, owner: str) -> None:
+    task_id = started(working, "hello", owner=owner)
+    working("output", task_id, "--wait")
+    assert working.json("prune", "--older-than", "0s")["notice"] >= 1
+    assert working("output", task_id).returncode == 0
+    working("notices", "--owner", owner, "--ack")
+    assert working.json("prune", "--older-than", "1d").get("forgotten", 0) == 0
+    assert working.json("prune", "--older-than", "0s")["forgotten"] >= 1
+    assert working("output", task_id).returncode == 3
+    assert working("prune", "--older-than", "soon").returncode == 2
+
+
 def test_long_output_pages_by_offset_to_the_same_text(
     make_settings: Callable[..., Settings], make_rig: Callable[[Settings], Rig], tmp_path: Path
 ) -> None:
