@@ -218,6 +218,11 @@ def _is_too_deep(value: Any) -> bool:
     return True
 
 
+def not_json(error: ValueError, line: int) -> SessionRefused:
+    """The refusal of a line that `decode_line` refused."""
+    return SessionRefused(f"the line is not JSON ({_why(error)})", line=line)
+
+
 def _why(error: ValueError) -> str:
     """A fixed phrase: the parser's own words may quote the line."""
     text = str(error)
@@ -256,20 +261,18 @@ def _header(row: dict[str, Any]) -> Header:
     return format_v0.header(row, is_seeded=row["isSeeded"], cwd=cwd)
 
 
-def objects(
-    found: Iterator[tuple[int, bytes, bool]], decode: Callable[[bytes], Any] = decode_line
-) -> Iterator[tuple[int, dict[str, Any]]]:
+def objects(found: Iterator[tuple[int, bytes, bool]]) -> Iterator[tuple[int, dict[str, Any]]]:
     """(line, its JSON object); a last one without its end is dropped if it is not whole.
 
     Raises SessionRefused.
     """
     for number, line, is_ended in found:
         try:
-            value = decode(line)
+            value = decode_line(line)
         except ValueError as error:
             if not is_ended and number > 1:
                 return
-            raise SessionRefused(f"the line is not JSON ({_why(error)})", line=number) from None
+            raise not_json(error, number) from None
         if not isinstance(value, dict):
             raise SessionRefused("the line is not a JSON object", line=number)
         yield number, value

@@ -13,7 +13,7 @@ from __future__ import annotations
 import base64
 import hashlib
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -67,6 +67,17 @@ def pack(raw: bytes, rows: int) -> Chunk:
     return Chunk(digest_of(raw), rows, len(raw), _OWN.compressor.compress(raw))
 
 
+def pack_all(parts: Sequence[tuple[bytes, int]]) -> list[Chunk]:
+    """The chunks of (canonical lines, rows), compressed in one call that lets other threads run."""
+    if "multi_compress_to_buffer" not in zstandard.backend_features:
+        return [pack(raw, rows) for raw, rows in parts]
+    packed = _OWN.compressor.multi_compress_to_buffer([raw for raw, _ in parts], threads=1)
+    return [
+        Chunk(digest_of(raw), rows, len(raw), packed[place].tobytes())
+        for place, (raw, rows) in enumerate(parts)
+    ]
+
+
 def unpack(data: bytes, digest: str, size: int) -> bytes:
     """The canonical bytes of a stored chunk. Raises SeedRefused where they are not what `digest` says."""
     try:
@@ -85,26 +96,31 @@ def canonical(event: Event, ref: Move, turn: Move, *, decoded: bool = False) -> 
     Raises SeedRefused, which names the row, where a value has none.
     """
     row: dict[str, Any] = {"type": event.type, "time": event.time, "data": moved_data(event, ref, turn)}
-    if event.source_event_seqs is not None or event.surface_op is not None:
-        sources, operation = moved_frame(event, ref)
-        if sources is not None:
-            row["sourceEventSeqs"] = sources
-        if operation is not None:
-            row["surfaceOp"] = operation.row() if isinstance(operation, Replace) else operation
+    if event.source_event_seqs is not None:
+        row["sourceEventSeqs"], operation = moved_frame(event, ref)
+        row["surfaceOp"] = operation.row() if isinstance(operation, Replace) else operation
+    elif event.surface_op is not None:
+        # Whatever replaces a row names it among its sources too, so this one appends.
+        row["surfaceOp"] = event.surface_op
     if event.ignorable:
         row["ignorable"] = True
     try:
-        # A checking encoder first where it may hold what only Python has; the fast one takes such things.
-        checked = b"" if decoded else encode_line(row)
-        try:
-            line = to_json(row)
-        except ValueError:
-            # Half a surrogate pair, which has no UTF-8, is escaped.
-            return (checked or encode_line(row)) + b"\n"
-        if decoded and b"Infinity" in line:
+        if not decoded:
+            # A checking encoder first: the fast one takes what only Python has.
+            encode_line(row)
+        line = to_json(row)
+        if b"Infinity" in line:
             # `format.decode_row` leaves this to be seen here.
             encode_line(row)
-        return line + b"\n"
+    except (ValueError, TypeError, RecursionError):
+        line = _escaped(event, row)
+    return line + b"\n"
+
+
+def _escaped(event: Event, row: dict[str, Any]) -> bytes:
+    """Half a surrogate pair, which has no UTF-8, is escaped; other values have no JSON at all."""
+    try:
+        return encode_line(row)
     except (ValueError, TypeError, RecursionError) as error:
         raise SeedRefused(
             f"the row has no JSON ({type(error).__name__})", seq=event.seq, event_type=event.type

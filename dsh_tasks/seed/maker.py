@@ -63,13 +63,17 @@ class _Open:
 class SeedMaker:
     """One per log. Rows must come in order, each checked by itself (`rows.checked`)."""
 
-    def __init__(self, *, keep: int | None = None, first_turn: int = 1) -> None:
+    def __init__(self, *, keep: int | None = None, first_turn: int = 1, decoded: bool = False) -> None:
         """`keep`: make windows of up to so many turns only, and forget those before.
 
         `first_turn`: turns before this number are checked, but no seed will have them.
+        `decoded`: rows come from a file, as in `chunks.canonical`.
         """
         self._keep = keep
         self._first_turn = first_turn
+        self._decoded = decoded
+        self.last_request: Event | None = None
+        """The last request header, of an open turn as well."""
         self._lifecycle = Lifecycle()
         self._left_out: list[int] = []
         """Seqs of rows that no seed keeps: markers of inherited parts, and bookkeeping that names one."""
@@ -107,11 +111,8 @@ class SeedMaker:
 
     # -- rows -------------------------------------------------------------------------------------
 
-    def add(self, event: Event, *, decoded: bool = False) -> None:
-        """Take the next row. Raises SessionRefused or SeedRefused; then the maker is of no more use.
-
-        `decoded` as in `chunks.canonical`.
-        """
+    def add(self, event: Event) -> None:
+        """Take the next row. Raises SessionRefused or SeedRefused; then the maker is of no more use."""
         if isinstance(event.surface_op, Replace):
             self._has_replaced = True
             if self._surface_at_end is None:
@@ -133,7 +134,7 @@ class SeedMaker:
         if note is not None:
             note(self, event, place)
         if at.turn >= self._first_turn:
-            at.lines.append(canonical(event, at.relative, at.turns_on, decoded=decoded))
+            at.lines.append(canonical(event, at.relative, at.turns_on, decoded=self._decoded))
         at.count += 1
         if kind == "turn/end":
             self._close(event)
@@ -180,7 +181,7 @@ class SeedMaker:
 
     def _note_request(self, event: Event, place: int) -> None:
         self._request = place
-        self._headers[place] = event
+        self._headers[place] = self.last_request = event
 
     def _note_shown(self, event: Event, place: int) -> None:
         at, kind = self._open, event.type

@@ -1,20 +1,20 @@
-"""Packer: hashes and compresses turns in a thread beside the one that reads them.
+"""Packer: compresses turns in a thread beside the one that reads them.
 
-Both let other threads run meanwhile, and take a quarter of the time of a large log.
+Compression lets other threads run, but a thread that wants to run again waits milliseconds for a busy one:
+so many turns are compressed in one call.
 """
 
 from __future__ import annotations
 
-from collections import deque
 from concurrent.futures import Future, ThreadPoolExecutor
 from types import TracebackType
 from typing import Self
 
+from dsh_tasks.seed.chunks import pack_all
 from dsh_tasks.seed.maker import SeedMaker
 from dsh_tasks.seed.segment import Segment
 
-_AHEAD = 32
-"""Turns that may wait: reading never runs far ahead of packing."""
+_BATCH_BYTES = 4 << 20
 
 
 class Packer:
@@ -23,21 +23,45 @@ class Packer:
     def __init__(self, maker: SeedMaker) -> None:
         self._maker = maker
         self._pool = ThreadPoolExecutor(1, thread_name_prefix="dsh-tasks-pack")
-        self._waiting: deque[Future[object]] = deque()
+        self._batch: list[Segment] = []
+        self._size = 0
+        self._under_way: Future[None] | None = None
 
     def __enter__(self) -> Self:
-        self._maker.pack = self._submit
+        self._maker.pack = self._take
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._maker.pack = Segment.packed
-        self._pool.shutdown(wait=True)
-        while self._waiting:
-            self._waiting.popleft().result()
+        try:
+            if error is None:
+                self._send()
+                self._await()
+        finally:
+            self._pool.shutdown(wait=True)
 
-    def _submit(self, segment: Segment) -> None:
-        self._waiting.append(self._pool.submit(segment.packed))
-        if len(self._waiting) > _AHEAD:
-            self._waiting.popleft().result()
+    def _take(self, segment: Segment) -> None:
+        self._batch.append(segment)
+        self._size += len(segment.raw or b"")
+        if self._size >= _BATCH_BYTES:
+            self._send()
+
+    def _send(self) -> None:
+        # One batch waits at most: reading never runs far ahead.
+        self._await()
+        batch, self._batch, self._size = self._batch, [], 0
+        if batch:
+            self._under_way = self._pool.submit(_pack, batch)
+
+    def _await(self) -> None:
+        if self._under_way is not None:
+            self._under_way.result()
+            self._under_way = None
+
+
+def _pack(batch: list[Segment]) -> None:
+    chunks = pack_all([(segment.raw or b"", segment.rows) for segment in batch])
+    for segment, chunk in zip(batch, chunks, strict=True):
+        segment.chunk, segment.raw = chunk, None
