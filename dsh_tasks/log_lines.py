@@ -23,7 +23,7 @@ _BLOCK = 1 << 18
 
 def unpacked(stream: BinaryIO) -> BinaryIO:
     """The bytes of a log, from its beginning: what it is is seen from its first bytes."""
-    start = stream.read(len(_ZSTD_MAGIC))
+    start = _read(stream, 1, len(_ZSTD_MAGIC))
     stream.seek(0)
     if start != _ZSTD_MAGIC:
         return stream
