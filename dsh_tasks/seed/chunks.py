@@ -81,6 +81,9 @@ def pack_all(parts: Sequence[tuple[bytes, int]]) -> list[Chunk]:
 def unpack(data: bytes, digest: str, size: int) -> bytes:
     """The canonical bytes of a stored chunk. Raises SeedRefused where they are not what `digest` says."""
     try:
+        # A size that the frame itself states is believed, and the bound then is not.
+        if zstandard.frame_content_size(data) not in (size, -1):
+            raise SeedRefused(f"chunk {digest[:12]} is not what its digest says")
         raw = _OWN.decompressor.decompress(data, max_output_size=size + 1)
     except zstandard.ZstdError:
         raise SeedRefused(f"chunk {digest[:12]} is damaged") from None
