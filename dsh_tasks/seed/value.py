@@ -140,6 +140,5 @@ def _head(before: Sequence[Event]) -> Event:
     if not before or before[-1].type != "step/start":
         raise SeedRefused("the manifest's head does not follow the start of a step")
     step = before[-1]
-    frame = {"turn": step.data["turn"], "step": step.data["step"]}
-    message = {**frame, "message": EMPTY_HEAD}
+    message = {"turn": step.data.get("turn"), "step": step.data.get("step"), "message": EMPTY_HEAD}
     return Event("system/message", step.seq + 1, step.time, message, surface_op="append")
