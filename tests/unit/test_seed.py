@@ -408,7 +408,9 @@ def test_two_forks_of_one_cut_are_equal_to_the_byte() -> None:
 
 def test_digests_are_the_hashes_of_what_they_name() -> None:
     made = seed.cut(a_log(2))
-    assert made.digest == base64.urlsafe_b64encode(hashlib.sha256(made.manifest).digest()).decode().rstrip("=")
+    assert made.digest == base64.urlsafe_b64encode(hashlib.sha256(made.manifest).digest()).decode().rstrip(
+        "="
+    )
     assert [part.digest for part in seed.seed_parts(made.manifest)] == digests(made)
     assert made.raw_bytes == sum(chunk.raw_bytes for chunk in made.chunks)
     assert made.stored_bytes < made.raw_bytes

@@ -70,7 +70,9 @@ def test_old_turns_are_not_hashed_again(path: Path, monkeypatch: pytest.MonkeyPa
     before = file.seed()
     hashed: list[int] = []
     digest_of = seed.digest_of
-    monkeypatch.setattr("dsh_tasks.seed.chunks.digest_of", lambda data: hashed.append(len(data)) or digest_of(data))
+    monkeypatch.setattr(
+        "dsh_tasks.seed.chunks.digest_of", lambda data: hashed.append(len(data)) or digest_of(data)
+    )
     grown(path, bytes_of(a_log(21, tools=2))[path.stat().st_size :])
     file.refresh()
     after = file.seed()
@@ -170,7 +172,9 @@ def test_many_threads_may_ask_while_the_file_grows(path: Path) -> None:
     file = SessionFile(path)
     faults: list[BaseException] = []
     done = threading.Event()
-    cuts = {seed.cut(Session(whole.header, whole.events[: turn.end_seq + 1])).digest for turn in whole.turns()}  # type: ignore[operator]
+    cuts = {
+        seed.cut(Session(whole.header, whole.events[: turn.end_seq + 1])).digest for turn in whole.turns()
+    }  # type: ignore[operator]
     cuts.add(seed.empty().digest)
 
     def ask() -> None:
