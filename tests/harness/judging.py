@@ -168,20 +168,20 @@ def _without_context(got: History, since_prompt_of: Sequence[str]) -> History:
 
 
 def _difference(wanted: History, got: History) -> str | None:
-    if _alike(wanted, got):
+    if alike(wanted, got):
         return None
     for place, (want, have) in enumerate(zip(wanted, got, strict=False)):
-        if not _alike(want, have):
+        if not alike(want, have):
             return f"message {place}: {_short(have)} in place of {_short(want)}"
     return f"{len(got)} messages in place of {len(wanted)}"
 
 
-def _alike(want: Any, have: Any) -> bool:
+def alike(want: Any, have: Any) -> bool:
     """Equal, where any words may say that an outcome is unknown."""
     if want == UNKNOWN:
         return isinstance(have, tuple) and have[:1] == ("text",) and "unknown" in have[1]
     if isinstance(want, list | tuple) and isinstance(have, list | tuple):
-        return len(want) == len(have) and all(_alike(a, b) for a, b in zip(want, have, strict=True))
+        return len(want) == len(have) and all(alike(a, b) for a, b in zip(want, have, strict=True))
     return bool(want == have)
 
 

@@ -11,7 +11,7 @@ from dsh_tasks import format as log_format
 from dsh_tasks import seed, surface
 from dsh_tasks.lifecycle import check
 from tests.harness.expected import history_of
-from tests.harness.judging import Case, cases_of, judged
+from tests.harness.judging import Case, alike, cases_of, judged
 from tests.harness.logs import random
 
 pytestmark = pytest.mark.harness
@@ -41,5 +41,5 @@ def test_our_own_validator_takes_windows_of_2000_random_logs() -> None:
         assert log_format.parse(log_format.write(child)) == child, name
         rows = [event.row() for event in log.events]
         shown = [event.row() for event in made.events]
-        assert history_of(shown, None) == history_of(rows, turns), (name, turns)
+        assert alike(history_of(rows, turns), history_of(shown, None)), (name, turns)
         assert len(surface.messages(made.events)) >= len(history_of(rows, turns)), (name, turns)
