@@ -60,7 +60,13 @@ class _Handler(BaseHTTPRequestHandler):
     server: RecordingModel
 
     def do_POST(self) -> None:
-        request = json.loads(self.rfile.read(int(self.headers["content-length"])))
+        body = self.rfile.read(int(self.headers["content-length"]))
+        try:
+            request = json.loads(body)
+        except RecursionError:
+            # The runtime sends parts of its log along, however deep it is.
+            self.send_error(400)
+            return
         events = stream_of(self.server.reply(request), len(request["messages"]), request["model"])
         self.send_response(200)
         self.send_header("content-type", "text/event-stream")
