@@ -259,11 +259,10 @@ def _born(born: list[Offspring]) -> Lines:
     yield "The same changes made in the parents' logs. What our reader takes is forked and windowed (N = 1, and"
     yield "one turn less than there are); every such child must be resumed twice."
     yield ""
-    yield f"{len(born)} different seeds came of it; {faults[None]} were resumed twice, {faults[HEADLESS]} once (their"
-    yield "parent's only system message was what was changed)"
-    yield f"{', the others are named below' if len(faults) > 2 else ''}. In {len(ended)} the first turn ended in an error:"
-    yield "content of a block type that the runtime does not know, or an image without attachment, which it"
-    yield "resumes and then cannot send."
+    yield f"{len(born)} different seeds came of it. {faults[None]} were resumed twice, {faults[HEADLESS]} once: their"
+    yield f"parent's only system message was what was changed. In {len(ended)} the first turn ended in an error: they"
+    yield "hold a block of a type that the runtime does not know, or an image without attachment, which it resumes"
+    yield "and then cannot send."
     yield ""
     for one in born:
         if one.fault not in (None, HEADLESS):
