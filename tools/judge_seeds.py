@@ -34,7 +34,7 @@ from tests.harness.oracle import PROFILE, runtime_version
 
 RANDOM_LOGS = 100
 GOOD = "equal, twice"
-HEADLESS_SHORT = "equal, once (see below)"
+HEADLESS_SHORT = "equal, once (see above)"
 
 Lines = Iterator[str]
 
