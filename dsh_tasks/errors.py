@@ -67,7 +67,7 @@ class SessionRefused(InputRefused):
     ) -> None:
         place = _place(line, seq, event_type)
         super().__init__(
-            f"session log refused{place}: {what}", what=what, line=line, seq=seq, type=event_type
+            f"session log refused{place}: {what}", what=what, line=line, seq=seq, type=_short(event_type)
         )
 
 
@@ -78,17 +78,22 @@ class SeedRefused(InputRefused):
 
     def __init__(self, what: str, *, seq: int | None = None, event_type: str | None = None) -> None:
         place = _place(None, seq, event_type)
-        super().__init__(f"seed refused{place}: {what}", what=what, seq=seq, type=event_type)
+        super().__init__(f"seed refused{place}: {what}", what=what, seq=seq, type=_short(event_type))
 
 
 def _place(line: int | None, seq: int | None, event_type: str | None) -> str:
     parts = [
         f"line {line}" if line is not None else "",
         f"seq {seq}" if seq is not None else "",
-        f"({event_type[:80]!r})" if event_type is not None else "",
+        f"({_short(event_type)!r})" if event_type is not None else "",
     ]
     text = " ".join(part for part in parts if part)
     return f" at {text}" if text else ""
+
+
+def _short(event_type: str | None) -> str | None:
+    # A row of 50 MB may be nothing but its type.
+    return None if event_type is None else event_type[:80]
 
 
 class OptionRefused(InputRefused):

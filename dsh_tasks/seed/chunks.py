@@ -26,7 +26,6 @@ from dsh_tasks.format import decode_line, encode_line
 from dsh_tasks.rows import Move, moved, moved_data, moved_frame
 from dsh_tasks.session import Event, Replace
 
-MAX_CHUNK_BYTES = 1 << 30
 DIGEST_LENGTH = 43
 _LEVEL = 3
 _DICTIONARY = zstandard.ZstdCompressionDict(chunk_dictionary())

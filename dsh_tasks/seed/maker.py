@@ -81,8 +81,8 @@ class SeedMaker:
         self._turns = 0
         self._end = 0
         """Seq after the last `turn/end`."""
-        self._surface_at_end: list[int] | None = None
-        """The surface at the last `turn/end`, where a later row has replaced some of it."""
+        self._replaced: dict[int, list[int]] = {}
+        """What rows since the last `turn/end` replaced; a copy of the surface a turn would cost a square."""
         self._has_replaced = False
         self._answers: dict[int, Answers] = {}
         self._inbox = Inbox()
@@ -115,8 +115,8 @@ class SeedMaker:
         """Take the next row. Raises SessionRefused or SeedRefused; then the maker is of no more use."""
         if isinstance(event.surface_op, Replace):
             self._has_replaced = True
-            if self._surface_at_end is None:
-                self._surface_at_end = self._live()
+            gone = self._lifecycle.surface.run(event.surface_op.start_seq, event.surface_op.end_seq)
+            self._replaced[event.seq] = gone
         kind, at = event.type, self._open
         in_two = self._lifecycle.compaction is not None
         self._lifecycle.accept(event)
@@ -245,7 +245,7 @@ class SeedMaker:
             self._segments.popleft()
         self._turns += 1
         self._end = event.seq + 1
-        self._surface_at_end = None
+        self._replaced.clear()
         self._inbox.cut()
         self._made.clear()
         self._open = _Open(at.turn + 1, segment.end, self._lifecycle.loose_ends, self._place)
@@ -275,9 +275,16 @@ class SeedMaker:
 
     def _live(self, first: int = 0) -> list[int]:
         """Seqs from `first` on of the surface at the last end of a turn, in order."""
-        if self._surface_at_end is not None:
-            return [seq for seq in self._surface_at_end if seq >= first]
-        return [seq for seq in self._lifecycle.surface if first <= seq < self._end]
+        live: list[int] = []
+        for shown in self._lifecycle.surface:
+            waiting = [shown]
+            while waiting:
+                seq = waiting.pop()
+                if seq in self._replaced:
+                    waiting += reversed(self._replaced[seq])
+                elif first <= seq < self._end:
+                    live.append(seq)
+        return live
 
     def _seq(self, place: int) -> int:
         """The first seq that can stand at `place`."""

@@ -19,8 +19,9 @@ from typing import Any, NamedTuple
 
 from dsh_tasks.errors import SeedRefused
 from dsh_tasks.format import decode_line
+from dsh_tasks.log_lines import MAX_LOG_BYTES
 from dsh_tasks.rows import is_count
-from dsh_tasks.seed.chunks import DIGEST_LENGTH, MAX_CHUNK_BYTES, Chunk, digest_of
+from dsh_tasks.seed.chunks import DIGEST_LENGTH, Chunk, digest_of
 
 VERSION = 2
 SPAN = 4
@@ -127,8 +128,10 @@ class Manifest:
 def read(data: bytes) -> Manifest:
     """The manifest in `data`. Raises SeedRefused where it is none."""
     value = _object(data)
-    if value.get("version") != VERSION:
+    if value.get("version") != VERSION or type(value["version"]) is not int:
         raise SeedRefused("the manifest has another version")
+    if value.get("form") not in ("empty", "verbatim", "folded"):
+        raise SeedRefused("the manifest has another form")
     head = value.get("head")
     if head is not None and not is_count(head):
         raise SeedRefused("the manifest's head is not a row")
@@ -139,6 +142,12 @@ def read(data: bytes) -> Manifest:
         raise SeedRefused("the manifest does not list its turns")
     if sum(part.rows for part in manifest.parts) + (head is not None) != manifest.events:
         raise SeedRefused("the manifest does not list its rows")
+    if head is not None and head >= manifest.events:
+        raise SeedRefused("the manifest's head is not one of its rows")
+    size = sum(part.raw_bytes for part in manifest.parts)
+    # Pages may name one page many times: a few of them could stand for more turns than there is time for.
+    if size != value.get("bytes") or size > MAX_LOG_BYTES:
+        raise SeedRefused("the manifest does not list its bytes, or is larger than any log")
     return manifest
 
 
@@ -147,7 +156,9 @@ def page_parts(part: Part, data: bytes) -> tuple[Part, ...]:
     if digest_of(data) != part.digest:
         raise SeedRefused(f"page {part.digest[:12]} is not what its digest says")
     parts = _parts(_object(data))
-    if (sum(one.turns for one in parts), sum(one.rows for one in parts)) != (part.turns, part.rows):
+    counts = zip(*((one.turns, one.rows, one.raw_bytes) for one in parts), strict=True)
+    sums = tuple(map(sum, counts))
+    if sums != (part.turns, part.rows, part.raw_bytes):
         raise SeedRefused(f"page {part.digest[:12]} does not list what it stands for")
     return parts
 
@@ -198,5 +209,6 @@ def _is_entry(entry: Any) -> bool:
         and all(is_count(count) for count in entry[1:])
         # A page lists pages and chunks of at least a turn each: what lists itself would never end.
         and (len(entry) == _CHUNK_FIELDS or entry[3] > 1)
-        and (len(entry) == _PAGE_FIELDS or entry[2] < MAX_CHUNK_BYTES)
+        # A turn has rows, and each of them bytes: so the bytes of a seed bound its turns.
+        and 0 < entry[1] < entry[2] <= MAX_LOG_BYTES
     )

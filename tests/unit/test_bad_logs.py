@@ -8,7 +8,6 @@ import pickle
 import random
 import socket
 import threading
-import time
 import tracemalloc
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -20,11 +19,12 @@ import zstandard
 from dsh_tasks import format as log_format
 from dsh_tasks import seed, surface
 from dsh_tasks.errors import SeedRefused, SessionRefused
-from dsh_tasks.seed.chunks import pack
+from dsh_tasks.seed.chunks import digest_of, pack
 from dsh_tasks.session import Session
 from tests.factories import LogWriter, a_log, bytes_of, file_of, lines_of
 from tests.fuzz import checks, logs
 from tests.fuzz.mutate import CANARY, dumped, spots
+from tests.steps import steps_of
 
 SMALL = a_log(2, tools=1, notices=1)
 KINDS = logs.every_kind(answered=True)
@@ -58,16 +58,6 @@ def peak_of(data: bytes) -> float:
         peak = tracemalloc.get_traced_memory()[1]
         tracemalloc.stop()
     return peak / len(data)
-
-
-def cpu_s(work: Callable[[], object]) -> float:
-    """The least time of three tries, of this thread alone."""
-    best = float("inf")
-    for _ in range(3):
-        began = time.thread_time()
-        work()
-        best = min(best, time.thread_time() - began)
-    return best
 
 
 # -- cut, swapped, doubled ------------------------------------------------------------------------
@@ -504,6 +494,17 @@ def _pruning_all(writer: LogWriter, count: int) -> None:
         writer.add("compaction/prune", {"shadowedRange": {"start": 2, "end": 2}, "shadowedSeqs": [2]})
 
 
+def _rewriting(writer: LogWriter, count: int) -> None:
+    """A turn for each replacement."""
+    for place in range(count):
+        old = writer.live[place]
+        operation = {"op": "replace", "startSeq": old, "endSeq": old}
+        message = writer.user_message("y")
+        writer.live[place] = writer.add("user/message", message, sourceEventSeqs=[old], surfaceOp=operation)
+        writer.close_turn()
+        writer.open_turn("q")
+
+
 def _calling(writer: LogWriter, count: int) -> None:
     blocks = writer.calls(count)
     writer.assistant(*blocks)
@@ -517,21 +518,27 @@ def _foreign(writer: LogWriter, count: int) -> None:
         writer.add("x/y", {}, ignorable=True)
 
 
-@pytest.mark.parametrize(
-    "rows",
-    [_waiting, _replacing, _offloading, _citing_all, _pruning_all, _calling, _foreign],
-    ids=lambda f: f.__name__,
-)
-def test_four_times_the_rows_take_about_four_times_as_long(rows: Callable[[LogWriter, int], None]) -> None:
+KINDS_OF_ROWS = (_waiting, _replacing, _offloading, _citing_all, _pruning_all, _rewriting, _calling, _foreign)
+"""Writers of many rows of a kind; bench/squares.py times them."""
+
+
+@pytest.mark.parametrize("rows", KINDS_OF_ROWS, ids=lambda rows: rows.__name__)
+def test_four_times_the_rows_take_about_four_times_the_steps(rows: Callable[[LogWriter, int], None]) -> None:
     make = with_each(rows)
-    small, large = make(1_500), make(6_000)
+    small, large = make(150), make(600)
     few, many = log_format.write(small), log_format.write(large)
     for name, one, other in (
         ("parse", lambda: log_format.parse(few), lambda: log_format.parse(many)),
         ("cut", lambda: seed.cut(small), lambda: seed.cut(large)),
         ("messages", lambda: surface.messages(small.events), lambda: surface.messages(large.events)),
     ):
-        assert cpu_s(other) < 9 * cpu_s(one) + 0.02, name
+        assert steps_of(other) < 5 * steps_of(one), name
+
+
+def test_a_replacement_in_each_of_many_turns_costs_no_square() -> None:
+    make = with_each(_rewriting)
+    few, many = make(100), make(800)
+    assert steps_of(lambda: seed.window(many, 2)) < 10 * steps_of(lambda: seed.window(few, 2))
 
 
 def old_rows(count: int, **frame: Any) -> bytes:
@@ -547,8 +554,8 @@ def old_rows(count: int, **frame: Any) -> bytes:
 
 
 def test_v0_ranges_are_never_written_out() -> None:
-    few, many = old_rows(1_500), old_rows(6_000)
-    assert cpu_s(lambda: log_format.parse(many)) < 9 * cpu_s(lambda: log_format.parse(few)) + 0.02
+    few, many = old_rows(150), old_rows(600)
+    assert steps_of(lambda: log_format.parse(many)) < 5 * steps_of(lambda: log_format.parse(few))
     assert peak_of(many) < 30
 
 
@@ -569,9 +576,9 @@ def test_v0_ranges_are_never_written_out() -> None:
     ids=str,
 )
 def test_v0_sources_that_name_no_earlier_rows_are_refused_at_once(sources: Any) -> None:
-    began = time.thread_time()
-    assert refusal(old_rows(3, sourceEventSeqs=sources)).facts["line"] == 4
-    assert time.thread_time() - began < 1
+    data = old_rows(3, sourceEventSeqs=sources)
+    assert refusal(data).facts["line"] == 4
+    assert peak_of(data) * len(data) < MIB, "nothing is written out"
 
 
 # -- zstd -----------------------------------------------------------------------------------------
@@ -922,3 +929,42 @@ def test_a_chunk_that_unpacks_without_end_is_refused_in_bounded_memory() -> None
         tracemalloc.stop()
         assert rows is None
         assert peak < 16 * MIB
+
+
+@pytest.mark.parametrize(
+    ("key", "wrong"),
+    [("head", 10**6), ("events", 5), ("turns", 9), ("bytes", 1), ("form", "x"), ("version", 2.0)],
+)
+def test_a_manifest_whose_sums_do_not_fit_is_refused(key: str, wrong: object) -> None:
+    value = json.loads(MADE.manifest)
+    value[key] = wrong
+    value["events"] += key == "head"
+    with pytest.raises(SeedRefused):
+        seed.decode(json.dumps(value).encode(), checks.chunks_of(MADE).__getitem__)
+
+
+@pytest.mark.parametrize("raw", [b"", b'{"type":"x/y","time":1,"data":0,"ignorable":true}\n'])
+def test_pages_that_stand_for_turns_without_end_are_refused_at_once(raw: bytes) -> None:
+    """Two kilobytes of pages, each of which lists the one before four times."""
+    chunk = pack(raw, raw.count(b"\n"))
+    blobs, part, turns = {chunk.digest: chunk.data}, [chunk.digest, chunk.rows, chunk.raw_bytes], 1
+    for _ in range(20):
+        data = json.dumps({"parts": [part] * 4}).encode()
+        turns *= 4
+        part = [digest_of(data), part[1] * 4, part[2] * 4, turns]
+        blobs[part[0]] = data
+    value = {
+        "version": 2,
+        "form": "verbatim",
+        "turns": turns,
+        "events": part[1],
+        "bytes": part[2],
+        "head": None,
+    }
+    assert checks.check_decode(json.dumps({**value, "parts": [part]}).encode(), blobs) is None
+
+
+def test_a_refusal_of_a_row_with_a_huge_type_is_small() -> None:
+    lines = lines_of(SMALL)
+    lines[3]["type"] = "x" * MIB
+    assert len(json.dumps(refusal(file_of(lines)).to_json())) < 1_000
