@@ -45,10 +45,8 @@ def main() -> None:
     parser.add_argument("out", type=Path)
     parser.add_argument("--every", type=int, default=1, help="try only one in so many changed files")
     options = parser.parse_args()
-    found = {name: make() for name, make in logs.SOURCES.items()}
-    by_source = {name: _judged(sources) for name, sources in found.items() if sources}
-    zstd = {name: log for name, log in logs.written().items() if name.startswith("sdk-")}
-    by_source["files that are zstd (profile sdk)"] = _judged(logs.packaged() | zstd, profile="sdk")
+    by_source = {name: _judged(logs.of(name)) for name in logs.SOURCES if logs.is_named(name)}
+    by_source["files that are zstd (profile sdk)"] = _judged(logs.zstd(), profile="sdk")
     random = _judged(logs.random(range(RANDOM_LOGS)))
     changed = logs.to_be_changed()
     with tempfile.TemporaryDirectory() as folder:

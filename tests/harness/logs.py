@@ -17,6 +17,7 @@ WRITTEN = Path(__file__).parent.parent / "logs"
 """Logs that the runtime wrote (tools/make_sample_logs.py)."""
 SAMPLES = "DSH_TASKS_SAMPLE_SESSIONS"
 """Names a folder of session files that are judged too."""
+OTHERS = "the harness' own samples"
 
 
 def packaged() -> dict[str, Session]:
@@ -29,12 +30,16 @@ def written() -> dict[str, Session]:
     return {path.name.split(".")[0]: log_format.read(path) for path in sorted(WRITTEN.glob("*.jsonl*"))}
 
 
+def zstd() -> dict[str, Session]:
+    """What the profile `sdk` wrote (its files are zstd), and the packaged log beside it."""
+    sdk = {name: log for name, log in written().items() if name.startswith("sdk-")}
+    assert sdk, f"{WRITTEN} holds no log of the profile sdk"
+    return packaged() | sdk
+
+
 def samples() -> dict[str, Session]:
-    """The files of the folder that the environment names; none without it."""
-    folder = os.environ.get(SAMPLES)
-    if not folder:
-        return {}
-    root = Path(folder)
+    """The files of the folder that the environment names."""
+    root = Path(os.environ[SAMPLES])
     return {str(path.relative_to(root)): log_format.read(path) for path in sorted(root.rglob("*.jsonl"))}
 
 
@@ -57,9 +62,22 @@ SOURCES: dict[str, Callable[[], dict[str, Session]]] = {
     "the packaged log": packaged,
     "logs that the runtime wrote": written,
     "logs built row by row": built,
-    "the harness' own samples": samples,
+    OTHERS: samples,
 }
 """Every log that is judged, by where it is from; random ones aside."""
+
+
+def is_named(source: str) -> bool:
+    """Only the folder of samples may be left out, and only by not naming it at all."""
+    return source != OTHERS or SAMPLES in os.environ
+
+
+def of(source: str) -> dict[str, Session]:
+    """The logs of a source. AssertionError where it has none: an empty folder must not pass as judged."""
+    found = SOURCES[source]()
+    assert found, f"{source}: not one log" + (f" in {os.environ[SAMPLES]!r}" if source == OTHERS else "")
+    return found
+
 
 TO_BE_CHANGED = (
     "interrupted",
