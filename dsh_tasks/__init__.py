@@ -1,6 +1,6 @@
 """Durable, distributed background subagents. Nothing is defined here; these are the names that users need."""
 
-from dsh_tasks.client import AsyncClient, AsyncRun, Client, Output, Run
+from dsh_tasks.client import AsyncClient, AsyncRun, Client, Output, Run, Start
 from dsh_tasks.config import Config, load_config
 from dsh_tasks.errors import (
     ConfigRefused,
@@ -63,6 +63,7 @@ __all__ = [
     "SessionRefused",
     "Settings",
     "SpeakerTaken",
+    "Start",
     "Status",
     "StillRunning",
     "StoreUnavailable",

@@ -41,6 +41,22 @@ class Settings(BaseSettings):
 
     live_per_owner: int = Field(10, ge=1, le=100_000)
     """Tasks of one session that may be queued, running or stopping at once."""
+    total_per_owner: int = Field(10_000, ge=1, le=10_000_000)
+    """Tasks of one session that are kept in all, ended ones included until they are pruned."""
+    live_per_tree: int = Field(10_000, ge=1, le=1_000_000)
+    """Tasks of a whole tree that may be queued, running or stopping at once."""
+    total_per_tree: int = Field(100_000, ge=1, le=100_000_000)
+    """Tasks of a whole tree that are kept in all, ended ones included until they are pruned."""
+    deadline_ms: int = Field(0, ge=0, le=365 * 24 * 3_600_000)
+    """Longest life of a task from acceptance, waiting included; 0 is none. A start may name a shorter one."""
+    tree_token_budget: int = Field(0, ge=0)
+    """Input and output tokens that a whole tree may take; 0 is none. A call reserves before it is made."""
+    reserved_output_tokens: int = Field(8_192, ge=1)
+    """Output tokens that a call reserves of the budget where its child names no `maxTokens`."""
+    retention_ms: int = Field(7 * 24 * 3_600_000, ge=0)
+    """How long the record of a task that has ended is kept; 0 keeps it until `dsh-tasks prune`."""
+    replicas: int = Field(0, ge=0, le=100)
+    """Replicas that must hold an acceptance, an ending, a kill or an acknowledgement before it is told."""
     max_depth_ceiling: int = Field(8, ge=0, le=64)
     """The operator's cap on depth, also under `provider-managed`."""
     seed_max_bytes: int = Field(256 * 1024 * 1024, ge=1024)
@@ -76,6 +92,8 @@ class Settings(BaseSettings):
     """Children that a worker process runs for waiting parents beside its slots."""
     seed_cache_bytes: int = Field(256 * 1024 * 1024, ge=0)
     """Decoded seeds that a worker keeps, in bytes of their raw form."""
+    sweep_ms: int = Field(30_000, ge=100)
+    """Pause between two looks of the workers for records whose hints were lost."""
     republish_ms: int = Field(30_000, ge=100)
     """First pause before a queued task is published again; doubles up to ten minutes."""
 

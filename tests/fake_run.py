@@ -87,6 +87,15 @@ class FakeRun:
         self.activities.append(words)
         self.on_activity(words)
 
+    has_budget = False
+    output_reserve = 0
+
+    async def reserve(self, tokens: int) -> None:
+        """A run without a budget."""
+
+    async def correct(self, tokens: int) -> None:
+        """Likewise."""
+
     def check_lease(self) -> None:
         if self.lease_is_past:
             raise Fenced

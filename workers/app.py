@@ -57,7 +57,8 @@ class Host:
         self.app: Celery = make_app(settings)
         self.loop = EventLoop()
         url, timeout_ms = settings.redis_url, settings.call_timeout_ms
-        store = Store(Link(connect(url, timeout_ms=timeout_ms), timeout_ms=timeout_ms), settings)
+        link = Link(connect(url, timeout_ms=timeout_ms), timeout_ms=timeout_ms, replicas=settings.replicas)
+        store = Store(link, settings)
         self.wakeups = Wakeups(connect(url, timeout_ms=timeout_ms, pool_size=2, listens=True))
         self._publishing = make_app(settings, publishes=True)
         self.publisher = Publisher(self._publishing, timeout_ms=timeout_ms)

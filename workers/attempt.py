@@ -5,16 +5,18 @@ from __future__ import annotations
 import asyncio
 import json
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
 from dsh_tasks.errors import StoreUnavailable
 from dsh_tasks.session import Event, Session
-from dsh_tasks.store import Fence, FencedOff, Store
+from dsh_tasks.store import BudgetSpent, Fence, FencedOff, Store
 from dsh_tasks.task import Outcome, Status
 from workers.clock import elapsed_s
-from workers.engines.base import Child, ChildTool, Fenced, StopReason
+from workers.engines.base import BudgetExceeded, Child, ChildTool, Fenced, StopReason
+
+T = TypeVar("T")
 
 APPEND_PAUSES_S = (0.1, 0.2, 0.5, 1.0, 2.0)
 RANK = {None: 0, StopReason.HAND_BACK: 1, StopReason.KILL: 2, StopReason.FENCED: 3}
@@ -37,6 +39,8 @@ class Attempt:
     tools: Sequence[ChildTool] = ()
     stop_reason: StopReason | None = None
     doing: str = "starting"
+    model_calls: int = 0
+    """Calls that reserved tokens."""
     waits: int = 0
     """Waits for descendants under way: while there is one, this attempt does nothing itself."""
     task: asyncio.Task[Outcome | None] | None = None
@@ -71,21 +75,65 @@ class Attempt:
         raise Fenced
 
     async def _append(self, encoded: Sequence[bytes], ended_steps: int) -> int | FencedOff:
+        return await self._asked_again(
+            lambda: self.store.append(
+                self.child.task_id,
+                self.fence,
+                len(self.rows),
+                encoded,
+                ended_steps=ended_steps,
+                activity=self.doing,
+            )
+        )
+
+    async def _asked_again(self, ask: Callable[[], Awaitable[T]]) -> T:
+        """A silent server is asked again while the lease lasts: each script repeats its answer."""
         for pause_s in (*APPEND_PAUSES_S, None):
             try:
-                return await self.store.append(
-                    self.child.task_id,
-                    self.fence,
-                    len(self.rows),
-                    encoded,
-                    ended_steps=ended_steps,
-                    activity=self.doing,
-                )
+                return await ask()
             except StoreUnavailable:
                 if pause_s is None or elapsed_s() > self.lease_until_s:
                     raise
                 await asyncio.sleep(pause_s)
         raise Fenced
+
+    @property
+    def has_budget(self) -> bool:
+        """See Run."""
+        return self.store.settings.tree_token_budget > 0
+
+    @property
+    def output_reserve(self) -> int:
+        """See Run."""
+        return self.store.settings.reserved_output_tokens
+
+    async def reserve(self, tokens: int) -> None:
+        """Reserve tokens of the tree for the next model call; see Run."""
+        if not self.has_budget:
+            return
+        self.model_calls += 1
+        answer = await self._asked_again(
+            lambda: self.store.reserve(
+                self.child.task_id, self.root, self.fence, call=self.model_calls, tokens=tokens
+            )
+        )
+        if isinstance(answer, BudgetSpent):
+            budget = self.store.settings.tree_token_budget
+            raise BudgetExceeded(committed=answer.committed, asked=tokens, budget=budget)
+        if isinstance(answer, FencedOff):
+            self._refused(answer)
+
+    async def correct(self, tokens: int) -> None:
+        """Put what the call took in place of what was reserved; see Run."""
+        if not self.has_budget:
+            return
+        answer = await self._asked_again(
+            lambda: self.store.correct(
+                self.child.task_id, self.root, self.fence, call=self.model_calls, used=tokens
+            )
+        )
+        if isinstance(answer, FencedOff):
+            self._refused(answer)
 
     def activity(self, words: str) -> None:
         """What the child does now; lists show it from the next heartbeat or row on."""

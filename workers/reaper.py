@@ -12,21 +12,23 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import redis
-from redis.exceptions import NoScriptError
 
 from dsh_tasks.errors import StoreUnavailable
 from dsh_tasks.queue import Message
 from dsh_tasks.settings import Settings
 from dsh_tasks.store import Keys
 from dsh_tasks.store.records import due_tasks
-from dsh_tasks.store.scripts import Arg, load
+from dsh_tasks.store.scripts import Arg
 from dsh_tasks.store.store import ANSWER_MS, NODES_PER_KILL, PUBLISH_WITHIN_MS
 from workers.clock import elapsed_s
+from workers.upkeep import Upkeep, run_script
 
 log = logging.getLogger(__name__)
 
 PERIOD_S = 0.5
 MOST = 200
+KILL_ALONE_MS = 3_000
+"""A kill in steps that nobody has taken further for so long is finished here."""
 
 
 class Watch:
@@ -64,9 +66,17 @@ class Reaper:
         self._patience_s = lease_s + settings.grace_ms / 1000
         self._period_s = min(PERIOD_S, lease_s / 4)
         self._watch = Watch(gap_s=max(lease_s / 2, 4 * self._period_s))
+        self.upkeep = Upkeep(client, settings)
         self._stopped = threading.Event()
         self._thread = threading.Thread(target=self._run, name="dsh-reaper", daemon=True)
-        self.counts = {"requeued": 0, "failed": 0, "killed": 0, "published": 0}
+        self.counts = {
+            "requeued": 0,
+            "failed": 0,
+            "killed": 0,
+            "published": 0,
+            "expired": 0,
+            "kills_finished": 0,
+        }
 
     def start(self) -> None:
         """Start the thread."""
@@ -96,8 +106,11 @@ class Reaper:
         if watched:
             self._reap(self._expired(self._keys.leases, now_ms - self._settings.grace_ms))
         self._reap(self._expired(self._keys.stops, now_ms))
-        self._finish_kills()
+        self._kill(self._expired(self._keys.deadlines, now_ms), cause="deadline", detail="its time was over")
+        # A kill whose caller has gone on without it; the caller itself has the receipt.
+        self._kill(self._expired(self._keys.kills, now_ms - KILL_ALONE_MS), cause="", detail="")
         self._publish_due()
+        self.upkeep.round(now_ms)
 
     def _expired(self, key: str, until_ms: int) -> list[str]:
         found: Any = self._client.zrangebyscore(key, "-inf", until_ms, start=0, num=MOST)
@@ -116,29 +129,28 @@ class Reaper:
                 self.counts[what] += 1
                 log.warning("task %s: lease lost, %s", task_id, what)
 
-    def _finish_kills(self) -> None:
-        """Kills of very large subtrees go on in steps, whoever began them."""
+    def _kill(self, task_ids: Sequence[str], *, cause: str, detail: str) -> None:
         k, s = self._keys, self._settings
-        found: Any = self._client.zrange(k.kills, 0, 9)
-        for raw in found:
-            task_id = raw.decode()
+        for task_id in task_ids:
             token = f"reaper:{secrets.token_hex(8)}"
             self._script(
                 "kill",
-                [k.task(task_id), k.answer(token), k.kills],
+                [k.task(task_id), k.answer(token), k.kills, k.killing(task_id)],
                 [
                     k.prefix,
                     task_id,
                     "",
                     "",
                     "",
-                    "",
+                    detail,
                     s.notice_hold_ms,
                     s.kill_deadline_ms,
                     ANSWER_MS,
                     NODES_PER_KILL,
+                    cause,
                 ],
             )
+        self.counts["expired" if cause else "kills_finished"] += len(task_ids)
 
     def _publish_due(self) -> None:
         answer = self._script("due", [self._keys.due], [self._keys.prefix, MOST, self._settings.republish_ms])
@@ -159,9 +171,4 @@ class Reaper:
             raise missed
 
     def _script(self, name: str, keys: Sequence[str], args: Sequence[Arg]) -> Any:
-        script = load(name)
-        try:
-            return self._client.execute_command(*script.call(keys, args))  # type: ignore[no-untyped-call]
-        except NoScriptError:
-            self._client.script_load(script.text)
-            return self._client.execute_command(*script.call(keys, args))  # type: ignore[no-untyped-call]
+        return run_script(self._client, name, keys, args)

@@ -65,6 +65,9 @@ def start(
         str | None, typer.Option("--key", help="Asked again with this key, the same task is answered.")
     ] = None,
     engine: Annotated[str | None, typer.Option("--engine", help="Engine that runs the child.")] = None,
+    deadline: Annotated[
+        float | None, typer.Option("--deadline", min=0.001, help="Longest life in seconds, waiting included.")
+    ] = None,
     as_json: AsJson = False,
 ) -> int:
     """Start a child and print its id.
@@ -87,6 +90,7 @@ def start(
         "max_depth": read_depth(max_depth),
         "key": key,
         "engine": engine,
+        "deadline_ms": None if deadline is None else max(1, int(deadline * 1000)),
         "mode": "foreground" if foreground else "background",
     }
     if foreground:

@@ -4,6 +4,7 @@ from dsh_tasks.client.asynchronous import AsyncClient, AsyncRun
 from dsh_tasks.client.output import Output
 from dsh_tasks.client.plain import Client, Run
 from dsh_tasks.client.publisher import Publisher
+from dsh_tasks.client.starting import Start
 from dsh_tasks.client.waiting import POLL_S, RecordWaiter, Waiter
 
 __all__ = [
@@ -15,5 +16,6 @@ __all__ = [
     "Publisher",
     "RecordWaiter",
     "Run",
+    "Start",
     "Waiter",
 ]

@@ -11,7 +11,6 @@ import contextlib
 import json
 import secrets
 import time
-from collections import Counter
 from collections.abc import AsyncIterator, Mapping, Sequence
 from types import TracebackType
 from typing import Any, Self
@@ -20,8 +19,16 @@ from dsh_tasks.cancellation import to_the_end
 from dsh_tasks.client.output import Output, Page, check_page
 from dsh_tasks.client.parents import Forked, Parents
 from dsh_tasks.client.publisher import Publisher
+from dsh_tasks.client.starting import BATCH_MOST, Start, life_ms
 from dsh_tasks.client.waiting import POLL_S, RecordWaiter, Waiter
-from dsh_tasks.errors import DshTasksError, KeyConflict, OptionRefused, StoreUnavailable
+from dsh_tasks.errors import (
+    DshTasksError,
+    InputRefused,
+    KeyConflict,
+    LimitReached,
+    OptionRefused,
+    StoreUnavailable,
+)
 from dsh_tasks.notice import Notice
 from dsh_tasks.provider import Provider, Registry
 from dsh_tasks.queue import Message, make_app
@@ -64,8 +71,6 @@ from dsh_tasks.task import Task
 LARGE_LOG_EVENTS = 2_000
 """A log of more is cut off the event loop; a shorter one in the caller's own step."""
 LIST_MOST = 10_000
-NOTICE_KEPT_MS = 30 * 24 * 3_600_000
-"""How long a notice that nobody acknowledges keeps its record."""
 
 
 class AsyncRun:
@@ -130,7 +135,9 @@ class AsyncClient:
         found = located(settings or load())
         assert found.redis_url is not None
         link = Link(
-            connect(found.redis_url, timeout_ms=found.call_timeout_ms), timeout_ms=found.call_timeout_ms
+            connect(found.redis_url, timeout_ms=found.call_timeout_ms),
+            timeout_ms=found.call_timeout_ms,
+            replicas=found.replicas,
         )
         listens = connect(found.redis_url, timeout_ms=found.call_timeout_ms, pool_size=2, listens=True)
         return cls(
@@ -192,60 +199,121 @@ class AsyncClient:
         mode: Mode = "background",
         instance: str | None = None,
         engine: str | None = None,
+        deadline_ms: int | None = None,
     ) -> AsyncRun:
         """Start one child of `provider` with a frozen seed of `parent`, and return once it is accepted.
 
         The owner is `owner`, else the client's, else the parent log's session. `key` makes the call
         idempotent for this owner: asked again it returns the same task; with another prompt, label, mode
-        or instance it is a KeyConflict. `max_depth` is absolute; 0 forbids. A file as `parent` is
-        read as it is now. Events are values: what an earlier start has seen of them is not looked at again.
+        or instance it is a KeyConflict. `max_depth` is absolute; 0 forbids. `deadline_ms` is its longest
+        life from acceptance, waiting included: past it the task ends, cause `deadline`. A file as
+        `parent` is read as it is now. Events are values: what an earlier start has seen of them is not
+        looked at again.
 
         Raises OptionRefused, SchemaRefused, SeedRefused, KeyConflict, LimitReached, OwnerNotRunning,
         StoreUnavailable; then nothing was started.
         """
-        if isinstance(parent, SessionFile):
-            await asyncio.to_thread(parent.refresh)
-        policy = resolve_policy(
-            parent=parent,
+        asked = Start(
+            provider=provider,
+            prompt=prompt,
+            label=label,
             agent_options=agent_options,
             tool_filter=tool_filter,
             persona=persona,
             output_schema=output_schema,
             max_depth=max_depth,
+            key=key,
+            mode=mode,
+            instance=instance,
+            engine=engine,
+            deadline_ms=deadline_ms,
+        )
+        if isinstance(parent, SessionFile):
+            await asyncio.to_thread(parent.refresh)
+        (verdict,) = await self._submit([await self._prepared(asked, parent, owner)])
+        return self._run_of(verdict)
+
+    async def start_many(
+        self,
+        starts: Sequence[Start],
+        *,
+        parent: Session | SessionFile | None = None,
+        owner: str | None = None,
+    ) -> list[AsyncRun | DshTasksError]:
+        """Start children of one parent in one step; each gets a run, or the error that refused it.
+
+        They are accepted in their order, and each counts for the limits of those after it. At most 1,000.
+        Raises OptionRefused for a batch that is too large, StoreUnavailable; then nothing was started.
+        """
+        if len(starts) > BATCH_MOST:
+            raise OptionRefused("starts", f"{len(starts)} in one batch, at most {BATCH_MOST}")
+        if isinstance(parent, SessionFile):
+            await asyncio.to_thread(parent.refresh)
+        prepared: list[NewTask | DshTasksError] = []
+        for asked in starts:
+            try:
+                prepared.append(await self._prepared(asked, parent, owner))
+            except (InputRefused, LimitReached) as error:
+                prepared.append(error)
+        verdicts = iter(await self._submit([new for new in prepared if isinstance(new, NewTask)]))
+        return [self._run_or_error(next(verdicts) if isinstance(new, NewTask) else new) for new in prepared]
+
+    def _run_or_error(self, verdict: Accepted | DshTasksError) -> AsyncRun | DshTasksError:
+        return verdict if isinstance(verdict, DshTasksError) else AsyncRun(self, verdict)
+
+    def _run_of(self, verdict: Accepted | DshTasksError) -> AsyncRun:
+        if isinstance(verdict, DshTasksError):
+            raise verdict
+        return AsyncRun(self, verdict)
+
+    async def _prepared(
+        self, asked: Start, parent: Session | SessionFile | None, owner: str | None
+    ) -> NewTask:
+        """A start with everything checked and its seed frozen. Raises InputRefused, LimitReached."""
+        policy = resolve_policy(
+            parent=parent,
+            agent_options=asked.agent_options,
+            tool_filter=asked.tool_filter,
+            persona=asked.persona,
+            output_schema=asked.output_schema,
+            max_depth=asked.max_depth,
         )
         session = owner if owner is not None else self.owner
         if session is None and parent is not None:
             session = parent.header.id
         if session is None:
             raise OptionRefused("owner", "name the session that starts this child, or give its log as parent")
+        engine = asked.engine or self.settings.engine
         checked_text("owner", session, NAME_MAX_BYTES)
-        checked_text("label", label, LABEL_MAX_BYTES, may_be_empty=True)
-        checked_text("engine", engine or self.settings.engine, NAME_MAX_BYTES)
-        if key is not None:
-            checked_text("key", key, NAME_MAX_BYTES)
-        blocks = prompt_blocks(prompt, self.settings.prompt_max_bytes)
-        source = self.registry.get(provider)
-        self.registry.check_start(provider, policy)
+        checked_text("label", asked.label, LABEL_MAX_BYTES, may_be_empty=True)
+        checked_text("engine", engine, NAME_MAX_BYTES)
+        if asked.key is not None:
+            checked_text("key", asked.key, NAME_MAX_BYTES)
+        deadline_ms = life_ms(asked.deadline_ms, self.settings)
+        blocks = prompt_blocks(asked.prompt, self.settings.prompt_max_bytes)
+        source = self.registry.get(asked.provider)
+        self.registry.check_start(asked.provider, policy)
         seed = await self._seed(source, parent)
         if seed.raw_bytes > self.settings.seed_max_bytes:
             raise too_large(seed, "seed_max_bytes", self.settings.seed_max_bytes)
-        new = NewTask(
+        return NewTask(
             id=f"subagent-{secrets.token_hex(16)}",
             owner=session,
             header_depth=depth_of(parent),
-            label=label,
-            provider=provider,
-            engine=engine or self.settings.engine,
+            label=asked.label,
+            provider=asked.provider,
+            engine=engine,
             prompt=json.dumps(blocks, ensure_ascii=False),
             policy=policy_text(policy),
             header=json.dumps({"cwd": parent.header.cwd if parent is not None else None}),
             depth_cap=depth_cap(policy, self.settings),
             seed=seed,
-            call_key=key or "",
-            call=call_of(blocks, label=label, mode=mode, instance=instance or provider),
+            call_key=asked.key or "",
+            call=call_of(
+                blocks, label=asked.label, mode=asked.mode, instance=asked.instance or asked.provider
+            ),
+            deadline_ms=deadline_ms,
         )
-        accepted = await self._submit(new)
-        return AsyncRun(self, accepted)
 
     async def _seed(self, source: Provider, parent: Session | SessionFile | None) -> Seed:
         if isinstance(parent, SessionFile):
@@ -258,36 +326,41 @@ class AsyncClient:
         # In the caller's step: what the caller does to its log after this call has no effect (rule 7).
         return source.seed_of(log)
 
-    async def _submit(self, new: NewTask) -> Accepted:
+    async def _submit(self, children: Sequence[NewTask]) -> list[Accepted | DshTasksError]:
         """Submit and publish. Cancelled before the answer: what was accepted meanwhile is killed."""
-        accepting = asyncio.ensure_future(self._accept(new))
+        accepting = asyncio.ensure_future(self._accept(children))
         try:
             return await asyncio.shield(accepting)
         except asyncio.CancelledError:
             await to_the_end(self._withdraw(accepting))
             raise
 
-    async def _withdraw(self, accepting: asyncio.Future[Accepted]) -> None:
+    async def _withdraw(self, accepting: asyncio.Future[list[Accepted | DshTasksError]]) -> None:
         with contextlib.suppress(DshTasksError):
-            accepted = await accepting
-            if not accepted.repeated:
-                await self.abandon(accepted.task_id)
+            for verdict in await accepting:
+                if isinstance(verdict, Accepted) and not verdict.repeated:
+                    await self.abandon(verdict.task_id)
 
     async def abandon(self, task_id: str) -> None:
         """The caller that started it was cancelled: kill it. (A worker that leaves keeps it.)"""
         await self.kill(task_id, reason="the call that started it was cancelled")
 
-    async def _accept(self, new: NewTask) -> Accepted:
-        accepted = await self.store.submit(new, fence=self._fence_for(new.owner))
-        if accepted.repeated:
-            refuse_conflict(accepted, new.call)
-            return accepted
-        message = Message(accepted.task_id, 0, new.label, new.provider, accepted.depth, new.owner)
-        # Accepted is accepted: where the queue refuses, a reaper publishes what is due.
-        with contextlib.suppress(StoreUnavailable):
-            await self._publisher.publish(message)
-            await self.store.mark_published(accepted.task_id)
-        return accepted
+    async def _accept(self, children: Sequence[NewTask]) -> list[Accepted | DshTasksError]:
+        fence = self._fence_for(children[0].owner) if children else None
+        verdicts = await self.store.submit_many(children, fence=fence)
+        told: list[Accepted | DshTasksError] = []
+        for new, verdict in zip(children, verdicts, strict=True):
+            if isinstance(verdict, Accepted) and verdict.repeated:
+                told.append(key_conflict(verdict, new.call) or verdict)
+                continue
+            told.append(verdict)
+            if isinstance(verdict, Accepted):
+                message = Message(new.id, 0, new.label, new.provider, verdict.depth, new.owner)
+                # Accepted is accepted: where the queue refuses, a reaper publishes what is due.
+                with contextlib.suppress(StoreUnavailable):
+                    await self._publisher.publish(message)
+                    await self.store.mark_published(new.id)
+        return told
 
     def _fence_for(self, owner: str) -> Fence | None:
         return self.fence if owner == self.owner else None
@@ -442,23 +515,14 @@ class AsyncClient:
         """Remove the records of tasks that ended so long ago, leaves first, with logs, outputs and seeds.
 
         For operators. A task stays while one below it does, and while its owner has not acknowledged its
-        ending, at most 30 days. Returns how many were `forgotten`, and how many stay for which reason.
+        ending, at most 30 days. Returns how many were `forgotten`, and how many stay for which reason
+        (`below`, `notice`). Workers do the same by themselves after `retention_ms`.
         """
         if self.owner is not None:
             raise OptionRefused("owner", "only a client without an owner may prune")
         if older_than_ms < 0:
             raise OptionRefused("older_than_ms", "a whole number from 0")
-        now_ms = time.time_ns() // 1_000_000
-        told: Counter[str] = Counter()
-        for task in reversed(await self.list_tasks(all_owners=True)):
-            told[
-                await self.store.forget(
-                    task.id,
-                    ended_before_ms=now_ms - older_than_ms,
-                    notice_before_ms=now_ms - max(older_than_ms, NOTICE_KEPT_MS),
-                )
-            ] += 1
-        return dict(told)
+        return dict(await self.store.prune(older_than_ms=older_than_ms))
 
     # -- notices --------------------------------------------------------------------------------
 
@@ -487,9 +551,8 @@ class AsyncClient:
             yield woken
 
 
-def refuse_conflict(accepted: Accepted, call: str) -> None:
-    """Raise KeyConflict where the first call under this key was another one."""
+def key_conflict(accepted: Accepted, call: str) -> KeyConflict | None:
+    """The refusal where the first call under this key was another one."""
     first, now = json.loads(accepted.call), json.loads(call)
     differs = sorted(name for name in now if first.get(name) != now[name])
-    if differs:
-        raise KeyConflict(task_id=accepted.task_id, differs=differs)
+    return KeyConflict(task_id=accepted.task_id, differs=differs) if differs else None

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import AsyncIterator, Coroutine, Iterator, Mapping
+from collections.abc import AsyncIterator, Coroutine, Iterator, Mapping, Sequence
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
 from dsh_tasks.client.asynchronous import AsyncClient, AsyncRun
 from dsh_tasks.client.output import Output
-from dsh_tasks.errors import StoreUnavailable
+from dsh_tasks.client.starting import Start
+from dsh_tasks.errors import DshTasksError, StoreUnavailable
 from dsh_tasks.notice import Notice
 from dsh_tasks.provider import Registry
 from dsh_tasks.session import Event, Session
@@ -131,6 +132,7 @@ class Client:
         mode: Mode = "background",
         instance: str | None = None,
         engine: str | None = None,
+        deadline_ms: int | None = None,
     ) -> Run:
         """Start one child; see AsyncClient.start."""
         run = self.call(
@@ -149,9 +151,21 @@ class Client:
                 mode=mode,
                 instance=instance,
                 engine=engine,
+                deadline_ms=deadline_ms,
             )
         )
         return Run(self, run)
+
+    def start_many(
+        self,
+        starts: Sequence[Start],
+        *,
+        parent: Session | SessionFile | None = None,
+        owner: str | None = None,
+    ) -> list[Run | DshTasksError]:
+        """Start children in one step, each with a run or the error that refused it; see AsyncClient."""
+        verdicts = self.call(self._client.start_many(starts, parent=parent, owner=owner))
+        return [one if isinstance(one, DshTasksError) else Run(self, one) for one in verdicts]
 
     def output(
         self,

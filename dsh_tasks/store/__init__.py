@@ -2,6 +2,7 @@
 
 from dsh_tasks.store.answers import (
     Accepted,
+    BudgetSpent,
     Claimed,
     DueTask,
     Fence,
@@ -12,6 +13,7 @@ from dsh_tasks.store.answers import (
     OutputPage,
     Record,
     Settled,
+    Verdict,
 )
 from dsh_tasks.store.connection import Link, connect, connect_sync, masked
 from dsh_tasks.store.inbox import Inbox
@@ -21,6 +23,7 @@ from dsh_tasks.store.wakeups import Wakeups
 
 __all__ = [
     "Accepted",
+    "BudgetSpent",
     "Claimed",
     "DueTask",
     "Fence",
@@ -35,6 +38,7 @@ __all__ = [
     "Record",
     "Settled",
     "Store",
+    "Verdict",
     "Wakeups",
     "connect",
     "connect_sync",

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from dsh_tasks.errors import LimitReached, OwnerNotRunning
 from dsh_tasks.seed import Seed
 from dsh_tasks.session import Header
 from dsh_tasks.task import Status, Task
@@ -41,6 +42,8 @@ class NewTask:
     call_key: str
     call: str
     """JSON of what a repeated call must equal."""
+    deadline_ms: int = 0
+    """Longest life from acceptance; 0 is none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +55,18 @@ class Accepted:
     repeated: bool
     call: str
     """JSON of the first call under this key."""
+
+
+Verdict = Accepted | LimitReached | OwnerNotRunning
+"""What became of one child of a batch."""
+
+
+@dataclass(frozen=True, slots=True)
+class BudgetSpent:
+    """The tree's tokens do not suffice for this call."""
+
+    committed: int
+    """Tokens of the tree that are spent or reserved."""
 
 
 @dataclass(frozen=True, slots=True)

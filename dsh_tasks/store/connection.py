@@ -21,6 +21,8 @@ from dsh_tasks.store.scripts import Arg, Script, load, load_plain
 T = TypeVar("T")
 
 POOL_SIZE = 24
+REPLICATED = ("submit", "settle", "kill", "ack")
+"""What a caller takes as done once it is answered."""
 
 
 def masked(url: str) -> str:
@@ -88,9 +90,14 @@ def why(error: BaseException) -> str:
 class Link:
     """Runs commands and scripts, each within the deadline, and turns failures into StoreUnavailable."""
 
-    def __init__(self, client: aredis.Redis, *, timeout_ms: int, plain_scripts: bool = False) -> None:
+    def __init__(
+        self, client: aredis.Redis, *, timeout_ms: int, plain_scripts: bool = False, replicas: int = 0
+    ) -> None:
+        """`replicas` must hold what the scripts of REPLICATED write before it is answered."""
         self.client = client
+        self._timeout_ms = timeout_ms
         self._timeout = timeout_ms / 1000
+        self._replicas = replicas
         self._load = load_plain if plain_scripts else load
 
     async def within(self, call: Awaitable[T]) -> T:
@@ -108,6 +115,8 @@ class Link:
     async def script(self, name: str, keys: Sequence[str], args: Sequence[Arg]) -> Any:
         """One script; loaded where the server does not know it."""
         script = self._load(name)
+        if self._replicas and name in REPLICATED:
+            return await self.within(self._evaluate_replicated(script, keys, args))
         return await self.within(self._evaluate(script, keys, args))
 
     async def _evaluate(self, script: Script, keys: Sequence[str], args: Sequence[Arg]) -> Any:
@@ -117,6 +126,18 @@ class Link:
         except NoScriptError:
             await self.client.script_load(script.text)
             return await self.client.execute_command(*call)  # type: ignore[no-untyped-call]
+
+    async def _evaluate_replicated(self, script: Script, keys: Sequence[str], args: Sequence[Arg]) -> Any:
+        """WAIT speaks of its own connection's writes: both go down one pipeline."""
+        await self.client.script_load(script.text)
+        async with self.client.pipeline(transaction=False) as pipe:
+            pipe.execute_command(*script.call(keys, args))
+            pipe.execute_command("WAIT", self._replicas, self._timeout_ms // 2)
+            answer, held = await pipe.execute()
+        if held < self._replicas:
+            msg = f"{held} of {self._replicas} replicas hold it; ask again with the same key"
+            raise StoreUnavailable(msg)
+        return answer
 
     async def close(self) -> None:
         """Close the pool."""

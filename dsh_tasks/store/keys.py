@@ -13,7 +13,11 @@
     seed:<digest>      hash    manifest and references; expires while nothing refers to it
     chunk:<digest>     hash    one turn of a seed (zstd) and references; expires likewise
     answer:<token>     string  what a kill answered, for a lost reply; expires after a minute
-    leases stops due kills     zsets that hint the reaper: id -> ms
+    killing:<id>       list    what a kill of a very large subtree has yet to walk; goes with it
+    leases stops due deadlines endings     zsets that hint the reaper: id -> ms
+    kills              zset    tops of kills that go on in steps: what stands below is as good as dead
+    stats              hash    counters for operators: messages without a record, pruned records; expires
+    sweeper            string  token of the worker that looks for lost hints; expires
 
 Channels: ended:<id>, inbox:<session>, control (ids that are to stop). They only wake.
 """
@@ -84,6 +88,30 @@ class Keys:
     def ended(self, task_id: str) -> str:
         """Channel that wakes whoever waits for this end."""
         return f"{self.prefix}ended:{task_id}"
+
+    def killing(self, task_id: str) -> str:
+        """The rest of a kill's walk."""
+        return f"{self.prefix}killing:{task_id}"
+
+    @property
+    def deadlines(self) -> str:
+        """Tasks by the time at which their life is over."""
+        return f"{self.prefix}deadlines"
+
+    @property
+    def endings(self) -> str:
+        """Tasks that have ended, by when; retention takes them from here."""
+        return f"{self.prefix}endings"
+
+    @property
+    def stats(self) -> str:
+        """Counters for operators."""
+        return f"{self.prefix}stats"
+
+    @property
+    def sweeper(self) -> str:
+        """Who looks for lost hints."""
+        return f"{self.prefix}sweeper"
 
     @property
     def leases(self) -> str:

@@ -119,6 +119,8 @@ def limit_reached(name: str, value: int, cap: int) -> LimitReached:
     """The refusal of `submit` in words."""
     if name == "depth":
         way_out = "this session is at the greatest depth and may not delegate; do the work here"
+    elif name.startswith("total"):
+        way_out = "prune tasks that have ended, or raise the limit"
     else:
         way_out = "wait for a child to end or kill one"
     return LimitReached(name, value=value, cap=cap, way_out=way_out)

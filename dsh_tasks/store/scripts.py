@@ -12,11 +12,13 @@ from typing import Any
 NAMES = (
     "ack",
     "append",
+    "budget",
     "claim",
     "due",
     "forget",
     "hand_back",
     "heartbeat",
+    "hints",
     "kill",
     "mark",
     "read",

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from dsh_tasks.errors import OwnerNotRunning, StoreUnavailable, TaskNotFound
+from dsh_tasks.errors import DshTasksError, OwnerNotRunning, StoreUnavailable, TaskNotFound
+from dsh_tasks.seed import Seed
 from dsh_tasks.settings import Settings
 from dsh_tasks.store import seeds
 from dsh_tasks.store.answers import (
     Accepted,
+    BudgetSpent,
     Claimed,
     DueTask,
     Fence,
@@ -20,6 +23,7 @@ from dsh_tasks.store.answers import (
     NotClaimed,
     OutputPage,
     Settled,
+    Verdict,
 )
 from dsh_tasks.store.connection import Link
 from dsh_tasks.store.keys import Keys
@@ -29,7 +33,11 @@ from dsh_tasks.task import Outcome, Status, Task, cut_detail, cut_text
 PUBLISH_WITHIN_MS = 2_000
 """A message not published by then is published by a reaper."""
 ANSWER_MS = 60_000
+NOTICE_KEPT_MS = 30 * 24 * 3_600_000
+"""How long a notice that nobody acknowledges keeps its record."""
 NODES_PER_KILL = 1_000
+
+PRUNED_AT_ONCE = 500
 
 NO_FENCE = ("", "")
 
@@ -50,41 +58,61 @@ class Store:
 
         Raises LimitReached, OwnerNotRunning, StoreUnavailable; then nothing remains but chunks that expire.
         """
-        expiry_ms = self.settings.chunk_expiry_ms
-        if new.seed.event_count:
-            await seeds.upload_small(self.link, self.keys, new.seed, self._held, expiry_ms=expiry_ms)
+        (verdict,) = await self.submit_many([new], fence=fence)
+        if isinstance(verdict, DshTasksError):
+            raise verdict
+        return verdict
+
+    async def submit_many(self, children: Sequence[NewTask], *, fence: Fence | None = None) -> list[Verdict]:
+        """Accept children in one step, in their order, each with a verdict of its own.
+
+        A child counts for the limits of those after it. Raises StoreUnavailable; then none was accepted,
+        or the reply was lost and asking again gives the same verdicts.
+        """
+        if not children:
+            return []
+        for seed in _seeds_of(children):
+            await seeds.upload_small(
+                self.link, self.keys, seed, self._held, expiry_ms=self.settings.chunk_expiry_ms
+            )
         for _ in range(4):
-            answer = await self.link.script("submit", self._submit_keys(new), self._submit_args(new, fence))
-            match answer[0]:
-                case b"accepted":
-                    self._held.add(new.seed)
-                    return Accepted(new.id, int(answer[2]), repeated=False, call=new.call)
-                case b"repeat":
-                    return Accepted(
-                        answer[1].decode(), int(answer[3]), repeated=True, call=answer[2].decode()
-                    )
-                case b"limit":
-                    raise limit_reached(answer[1].decode(), int(answer[2]), int(answer[3]))
-                case b"not_running":
-                    raise OwnerNotRunning(new.owner, status=answer[1].decode())
-            missing = {digest.decode() for digest in answer[1:]}
-            await seeds.upload(self.link, self.keys, new.seed, missing, self._held, expiry_ms=expiry_ms)
+            answer = await self.link.script("submit", [self.keys.due], self._submit_args(children, fence))
+            if answer[0] == b"verdicts":
+                return [self._verdict(new, given) for new, given in zip(children, answer[1:], strict=True)]
+            await self._upload_missing(children, {digest.decode() for digest in answer[1:]})
         msg = "seed chunks vanish faster than they are uploaded"
         raise StoreUnavailable(msg)
 
-    def _submit_keys(self, new: NewTask) -> list[str]:
-        k = self.keys
-        return [
-            k.task(new.id),
-            k.index(new.owner),
-            k.live(new.owner),
-            k.calls(new.owner),
-            k.due,
-            k.seed(new.seed.digest),
-            k.task(new.owner),
-        ]
+    async def _upload_missing(self, children: Sequence[NewTask], missing: set[str]) -> None:
+        for seed in _seeds_of(children):
+            lacks = missing & seed.blobs.keys()
+            if seed.digest in missing:
+                lacks.add("")
+            if lacks:
+                await seeds.upload(
+                    self.link, self.keys, seed, lacks, self._held, expiry_ms=self.settings.chunk_expiry_ms
+                )
 
-    def _submit_args(self, new: NewTask, fence: Fence | None) -> list[str | bytes | int | float]:
+    def _verdict(self, new: NewTask, answer: Sequence[Any]) -> Verdict:
+        match answer[0]:
+            case b"accepted":
+                self._held.add(new.seed)
+                return Accepted(new.id, int(answer[2]), repeated=False, call=new.call)
+            case b"repeat":
+                return Accepted(answer[1].decode(), int(answer[3]), repeated=True, call=answer[2].decode())
+            case b"limit":
+                return limit_reached(answer[1].decode(), int(answer[2]), int(answer[3]))
+        return OwnerNotRunning(new.owner, status=answer[1].decode())
+
+    def _submit_args(
+        self, children: Sequence[NewTask], fence: Fence | None
+    ) -> list[str | bytes | int | float]:
+        args: list[str | bytes | int | float] = [self.keys.prefix, PUBLISH_WITHIN_MS]
+        for new in children:
+            args += self._child_args(new, fence)
+        return args
+
+    def _child_args(self, new: NewTask, fence: Fence | None) -> list[str | bytes | int | float]:
         attempt, token = (fence.attempt, fence.token) if fence else NO_FENCE
         has_seed = new.seed.event_count > 0
         fields: dict[str, str | int] = {
@@ -95,26 +123,28 @@ class Store:
             "prompt": new.prompt,
             "policy": new.policy,
             "header": new.header,
-            "seed": new.seed.digest if has_seed else "",
             "seed_turns": new.seed.turns,
             "seed_events": new.seed.event_count,
             "seed_bytes": new.seed.raw_bytes if has_seed else 0,
         }
-        flat = [part for pair in fields.items() for part in pair]
+        limits = self.settings
         return [
-            self.keys.prefix,
             new.id,
             new.owner,
             attempt,
             token,
             new.header_depth,
             new.depth_cap,
-            self.settings.live_per_owner,
+            limits.live_per_owner,
+            limits.total_per_owner,
+            limits.live_per_tree,
+            limits.total_per_tree,
             new.call_key,
             new.call,
-            "1" if has_seed else "",
-            PUBLISH_WITHIN_MS,
-            *flat,
+            new.seed.digest if has_seed else "",
+            new.deadline_ms,
+            len(fields),
+            *(part for pair in fields.items() for part in pair),
         ]
 
     async def mark_published(self, task_id: str) -> None:
@@ -136,7 +166,9 @@ class Store:
         """Take a queued task as its next attempt."""
         k = self.keys
         answer = await self.link.script(
-            "claim", [k.task(task_id), k.leases, k.due], [task_id, token, self.settings.lease_ms, worker]
+            "claim",
+            [k.task(task_id), k.leases, k.due],
+            [task_id, token, self.settings.lease_ms, worker, k.prefix],
         )
         match answer[0]:
             case b"claimed":
@@ -165,7 +197,17 @@ class Store:
         answer = await self.link.script(
             "append",
             [k.task(task_id), k.log(task_id)],
-            [fence.attempt, fence.token, first, ended_steps, activity, *rows],
+            [
+                k.prefix,
+                task_id,
+                self.settings.kill_deadline_ms,
+                fence.attempt,
+                fence.token,
+                first,
+                ended_steps,
+                activity,
+                *rows,
+            ],
         )
         if answer[0] == b"ok":
             return int(answer[1])
@@ -212,6 +254,32 @@ class Store:
         if len(raw) <= self.settings.output_max_bytes:
             return raw, False
         return cut_text(text, self.settings.output_max_bytes).encode(), True
+
+    async def reserve(
+        self, task_id: str, root: str, fence: Fence, *, call: int, tokens: int
+    ) -> BudgetSpent | FencedOff | None:
+        """Reserve tokens of the tree's budget for one model call, `call` counted from 1 in the attempt."""
+        return await self._budget(task_id, root, fence, [call, tokens, "", self.settings.tree_token_budget])
+
+    async def correct(
+        self, task_id: str, root: str, fence: Fence, *, call: int, used: int
+    ) -> BudgetSpent | FencedOff | None:
+        """Put what the call really took in place of what was reserved for it."""
+        return await self._budget(task_id, root, fence, [call, 0, used, 0])
+
+    async def _budget(
+        self, task_id: str, root: str, fence: Fence, args: Sequence[str | int]
+    ) -> BudgetSpent | FencedOff | None:
+        k = self.keys
+        answer = await self.link.script(
+            "budget", [k.task(task_id), k.tree(root)], [fence.attempt, fence.token, *args]
+        )
+        match answer[0]:
+            case b"fenced":
+                return FencedOff(answer[1].decode())
+            case b"refused":
+                return BudgetSpent(int(answer[1]))
+        return None
 
     async def hand_back(self, task_id: str, fence: Fence) -> bool:
         """Give the attempt back without a loss; True where it is queued again."""
@@ -266,7 +334,7 @@ class Store:
         attempt, fence_token = (fence.attempt, fence.token) if fence else NO_FENCE
         return await self.link.script(
             "kill",
-            [k.task(task_id), k.answer(token), k.kills],
+            [k.task(task_id), k.answer(token), k.kills, k.killing(task_id)],
             [
                 k.prefix,
                 task_id,
@@ -278,6 +346,7 @@ class Store:
                 self.settings.kill_deadline_ms,
                 ANSWER_MS,
                 NODES_PER_KILL,
+                "",
             ],
         )
 
@@ -295,6 +364,47 @@ class Store:
             [self.keys.prefix, task_id, ended_before_ms, notice_before_ms, self.settings.chunk_expiry_ms],
         )
         return str(answer[-1].decode())
+
+    async def prune(self, *, older_than_ms: int) -> Counter[str]:
+        """`forget` for all that ended so long ago by the server's clock, leaves before what is above them.
+
+        Returns how many were forgotten, and how many stay for which reason.
+        """
+        now_ms = await self._now_ms()
+        before_ms, notice_ms = now_ms - older_than_ms, now_ms - max(older_than_ms, NOTICE_KEPT_MS)
+        forgotten = 0
+        while True:
+            kept = Counter[str]()
+            gone = 0
+            while ids := await self._ended(before_ms, sum(kept.values())):
+                for task_id in ids:
+                    what = await self.forget(task_id, ended_before_ms=before_ms, notice_before_ms=notice_ms)
+                    if what == "missing":
+                        await self.link.command("ZREM", self.keys.endings, task_id)
+                    elif what == "forgotten":
+                        gone += 1
+                    else:
+                        kept[what] += 1
+            forgotten += gone
+            # What stood above others may go once they are gone.
+            if not gone or not kept["below"]:
+                return Counter({"forgotten": forgotten}) + kept
+
+    async def stats(self) -> dict[str, int]:
+        """Counters for operators, kept for 30 days after the last that was counted."""
+        found: list[bytes] | dict[bytes, bytes] = await self.link.command("HGETALL", self.keys.stats)
+        pairs = found.items() if isinstance(found, dict) else zip(found[::2], found[1::2], strict=True)
+        return {name.decode(): int(value) for name, value in pairs}
+
+    async def _ended(self, before_ms: int, start: int) -> list[str]:
+        found = await self.link.command(
+            "ZRANGE", self.keys.endings, "-inf", before_ms, "BYSCORE", "LIMIT", start, PRUNED_AT_ONCE
+        )
+        return [raw.decode() for raw in found]
+
+    async def _now_ms(self) -> int:
+        seconds, micros = await self.link.command("TIME")
+        return int(seconds) * 1000 + int(micros) // 1000
 
     async def read(
         self, task_id: str, *, caller: str, offset: int = 0, length: int = 0, hold: bool = False
@@ -374,6 +484,10 @@ class Store:
             found.update(page[1])
             if cursor == 0:
                 return sorted(key.decode()[len(prefix) :] for key in found)
+
+
+def _seeds_of(children: Sequence[NewTask]) -> list[Seed]:
+    return list({new.seed.digest: new.seed for new in children if new.seed.event_count}.values())
 
 
 def glob_of(text: str) -> str:

@@ -28,6 +28,7 @@ VERBS = [
     "prune",
     "session",
     "start",
+    "start_many",
     "task",
 ]
 
@@ -96,7 +97,7 @@ def test_every_key_pattern_is_written_down_once() -> None:
     keys = Keys("p:")
     makers = [name for name in vars(Keys) if not name.startswith("_") and name != "prefix"]
     documented = set(re.findall(r"^    ([a-z]+):<", module.__doc__ or "", re.MULTILINE))
-    documented |= set("leases stops due kills".split())
+    documented |= set("leases stops due kills deadlines endings stats sweeper".split())
     made = set()
     for name in makers:
         attribute = getattr(keys, name)

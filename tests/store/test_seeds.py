@@ -237,8 +237,11 @@ def test_forgetting_leaves_nothing_but_what_expires(settings: Settings) -> None:
             assert await forget(store, new) == "forgotten"
             assert await forget(store, new) == "missing", "asked again it changes nothing"
         left = {key.decode() for key in await store.link.command("KEYS", f"{store.keys.prefix}*")}
+        expire = {key for key in left if await store.link.command("PTTL", key) > 0}
+        assert left == expire
         blobs = {store.keys.seed("")[:-1], store.keys.chunk("")[:-1]}
-        assert {key for key in left if key.rsplit(":", 1)[0] not in blobs} == set()
+        assert {key for key in left if key.rsplit(":", 1)[0] not in blobs} == {store.keys.stats}
+        assert await store.stats() == {"records_forgotten": 3}
 
     on_store(settings, scenario)
 

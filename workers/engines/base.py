@@ -98,12 +98,36 @@ class Run(Protocol):
     def activity(self, words: str) -> None:
         """Say in a few words without content what goes on: `model`, `tool:read`; shown in lists."""
 
+    @property
+    def has_budget(self) -> bool:
+        """Whether the tree has a token budget, so that calls must be estimated."""
+
+    @property
+    def output_reserve(self) -> int:
+        """Output tokens that a call reserves where the child names no most."""
+
+    async def reserve(self, tokens: int) -> None:
+        """Call before a model call with the tokens that it may take.
+
+        Raises BudgetExceeded where the tree has not got them, else as `append`.
+        """
+
+    async def correct(self, tokens: int) -> None:
+        """Call after a model call that ended well with the tokens that it took; raises as `append`."""
+
     def check_lease(self) -> None:
         """Call before each model or tool call. Raises Fenced when the lease is past by the local clock."""
 
 
 class Fenced(Exception):
     """This attempt no longer owns its task; whatever it does now is not recorded."""
+
+
+class BudgetExceeded(Exception):
+    """The tree's token budget does not suffice for the next model call."""
+
+    def __init__(self, *, committed: int, asked: int, budget: int) -> None:
+        super().__init__(f"{committed} of {budget} tokens are spent or reserved, {asked} more were asked for")
 
 
 class Engine(Protocol):

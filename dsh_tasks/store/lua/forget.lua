@@ -4,7 +4,7 @@
 -- ARGV prefix id ended_before_ms notice_before_ms expiry_ms
 --   ended_before_ms: what ended later is kept. notice_before_ms: a pending notice keeps what ended later than this.
 --   expiry_ms: life of chunks that nothing refers to any more.
--- derived: log, output, index, live, calls, inbox, holds, speaker of <id>; index, calls, inbox, holds of its owner;
+-- derived: endings, stats; log, output, index, live, calls, inbox, holds, speaker of <id>; index, calls, inbox, holds of its owner;
 --   tree:<root>; seed:<digest> and what it lists
 -- returns {"forgotten"} | {"missing"} | {"kept", status | "young" | "below" | "notice"}
 local prefix, id = ARGV[1], ARGV[2]
@@ -20,7 +20,11 @@ if r[6] == 'pending' and num(r[2]) > num(ARGV[4]) then
   if not owner_status or not is_terminal(owner_status) then return {'kept', 'notice'} end
 end
 
-if r[6] == 'pending' then redis.call('XDEL', prefix .. 'inbox:' .. owner, r[7]) end
+if r[6] == 'pending' then
+  redis.call('XDEL', prefix .. 'inbox:' .. owner, r[7])
+  tally(prefix, 'notices_expired')
+end
+tally(prefix, 'records_forgotten')
 redis.call('HDEL', prefix .. 'holds:' .. owner, id)
 redis.call('ZREM', prefix .. 'index:' .. owner, id)
 if r[5] and r[5] ~= '' then redis.call('HDEL', prefix .. 'calls:' .. owner, r[5]) end
@@ -31,5 +35,6 @@ if r[8] and r[8] ~= '' then seed_count(prefix, prefix .. 'seed:' .. r[8], -1, AR
 for _, kind in ipairs({'log:', 'output:', 'live:', 'calls:', 'inbox:', 'holds:', 'speaker:'}) do
   redis.call('DEL', prefix .. kind .. id)
 end
+redis.call('ZREM', prefix .. 'endings', id)
 redis.call('DEL', KEYS[1])
 return {'forgotten'}

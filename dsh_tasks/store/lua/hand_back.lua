@@ -17,6 +17,12 @@ if status == 'stopping' then
   finish(prefix, id, 'killed', r[4] or 'owner', r[5] or '', now, num(r[6]), r[8] == '1')
   return {'killed'}
 end
+local top = dying_with(prefix, id)
+if top then
+  local cause, detail = take_along(prefix, id, top, status)
+  finish(prefix, id, 'killed', cause, detail, now, 0, true)
+  return {'killed'}
+end
 redis.call('HSET', KEYS[1], 'status', 'queued', 'activity', '', 'handed_by', ARGV[4])
 redis.call('ZREM', KEYS[2], id)
 redis.call('ZADD', KEYS[3], now + num(ARGV[5]), id)

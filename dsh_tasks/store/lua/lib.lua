@@ -43,6 +43,38 @@ local function fence_holds(prefix, session, attempt, token)
   return false, r[1]
 end
 
+-- A counter for operators; it expires, so that it is no key that stays.
+local function tally(prefix, name)
+  redis.call('HINCRBY', prefix .. 'stats', name, 1)
+  redis.call('EXPIRE', prefix .. 'stats', 2592000)
+end
+
+-- The top of a kill that goes on in steps and has this task below it (or is it); nil where there is none.
+local function dying_with(prefix, id)
+  local kills = prefix .. 'kills'
+  if redis.call('EXISTS', kills) == 0 then return nil end
+  local at = id
+  for _ = 1, 1024 do
+    if redis.call('ZSCORE', kills, at) then return at end
+    at = redis.call('HGET', task_key(prefix, at), 'owner')
+    if not at then return nil end
+  end
+  return nil
+end
+
+-- What a kill in steps has not reached yet, and what it is to list when it does.
+local function take_along(prefix, id, top, status)
+  redis.call('HSET', task_key(prefix, id), 'taken_by', top, 'taken_from', status)
+  return 'ancestor', 'killed with ' .. top
+end
+
+-- Tell a running attempt to stop; its settlement ends `killed` with this cause.
+local function ask_to_stop(prefix, id, cause, detail, hold, silent, until_ms)
+  redis.call('HSET', task_key(prefix, id), 'status', 'stopping', 'stop_cause', cause, 'stop_detail', detail,
+    'stop_hold', hold, 'stop_silent', silent and '1' or '0', 'stop_until', until_ms)
+  redis.call('ZADD', prefix .. 'stops', until_ms, id)
+end
+
 -- The terminal step: status, notice, released limits. The caller has made every check.
 -- hold_until > 0 holds the notice back: the owner asked for this end itself.
 local function finish(prefix, id, status, cause, detail, now, hold_until, silent)
@@ -57,6 +89,8 @@ local function finish(prefix, id, status, cause, detail, now, hold_until, silent
   redis.call('ZREM', prefix .. 'leases', id)
   redis.call('ZREM', prefix .. 'stops', id)
   redis.call('ZREM', prefix .. 'due', id)
+  redis.call('ZREM', prefix .. 'deadlines', id)
+  redis.call('ZADD', prefix .. 'endings', now, id)
   redis.call('PUBLISH', prefix .. 'ended:' .. id, status)
   if silent then return end
   local inbox = prefix .. 'inbox:' .. owner

@@ -3,7 +3,7 @@
 -- KEYS task log output tree
 -- ARGV prefix id attempt token status cause detail output output_bytes partial structured input_tokens output_tokens model_calls first_index then row ..
 --   structured: JSON, '' for none. From `stopping` every settlement ends `killed` with the cause of the kill.
--- derived: what finish() touches
+-- derived: what finish() touches; kills, the owners above
 -- returns {"settled", status, now} | {"fenced", status}
 local prefix, id = ARGV[1], ARGV[2]
 local r = redis.call('HMGET', KEYS[1], 'status', 'attempt', 'token', 'log_next', 'stop_cause', 'stop_detail',
@@ -16,10 +16,15 @@ if not mine or (status ~= 'running' and status ~= 'stopping') then return {'fenc
 local now = now_ms()
 local final, cause, detail = ARGV[5], ARGV[6], ARGV[7]
 local partial = ARGV[10]
-local hold = 0
+local hold, silent = 0, r[10] == '1'
+local top = status == 'running' and dying_with(prefix, id)
 if status == 'stopping' then
   if final == 'completed' and num(ARGV[9]) > 0 then partial = '1' end
   final, cause, detail, hold = 'killed', r[5] or 'owner', r[6] or '', num(r[9])
+elseif top then
+  if final == 'completed' and num(ARGV[9]) > 0 then partial = '1' end
+  cause, detail = take_along(prefix, id, top, status)
+  final, silent = 'killed', true
 end
 local first, expected = num(ARGV[15]), num(r[4])
 -- Rows that do not continue the log would leave a hole: the ending counts, they do not.
@@ -37,5 +42,5 @@ for i, name in ipairs({'input_tokens', 'output_tokens', 'model_calls'}) do
   redis.call('HINCRBY', KEYS[4], name, num(ARGV[11 + i]))
 end
 redis.call('HDEL', KEYS[1], 'token')
-finish(prefix, id, final, cause, detail, now, hold, r[10] == '1')
+finish(prefix, id, final, cause, detail, now, hold, silent)
 return {'settled', final, now}

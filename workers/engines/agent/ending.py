@@ -64,6 +64,11 @@ def failed(detail: str, code: str, http_status: int | None = None) -> Ending:
     return Ending("error", Status.FAILED, Cause.ERROR, detail, code, http_status)
 
 
+def over_budget(detail: str) -> Ending:
+    """The tree's tokens do not suffice for the next model call."""
+    return Ending("error", Status.FAILED, Cause.BUDGET, detail, "BUDGET")
+
+
 def of_finish(reason: FinishReason | None) -> Ending | None:
     """What a model's finish reason ends; None where the turn may go on or end well.
 

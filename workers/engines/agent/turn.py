@@ -16,6 +16,7 @@ from typing import Any
 from pydantic_ai.direct import model_request_stream
 from pydantic_ai.messages import (
     ModelMessage,
+    ModelMessagesTypeAdapter,
     ModelRequest,
     ModelRequestPart,
     ModelResponse,
@@ -38,18 +39,20 @@ from workers.engines.agent.ending import (
     failed,
     of_error,
     of_finish,
+    over_budget,
 )
 from workers.engines.agent.history import answer_blocks, arguments_of, tool_return
 from workers.engines.agent.model import ResolvedModel
 from workers.engines.agent.structured import StructuredOutput
 from workers.engines.agent.tools import definition, dispatch
-from workers.engines.base import ChildTool, Fenced, Run, StopReason, ToolAnswer
+from workers.engines.base import BudgetExceeded, ChildTool, Fenced, Run, StopReason, ToolAnswer
 from workers.engines.transcript import Row, Transcript, own_text
 
 MAX_STEPS = 1_000
 """Model steps of one attempt: a model that calls tools for ever must end."""
 WRITE_GRACE_S = 2.0
 """How long a cancelled turn waits to learn whether a write that is under way was accepted."""
+BYTES_PER_TOKEN = 4
 OVER = "Error: refused, the result was already given"
 
 
@@ -88,6 +91,7 @@ class Turn:
             function_tools=[definition(tool) for tool in given.tools.values()]
         )
         self._settings = None if given.max_tokens is None else ModelSettings(max_tokens=given.max_tokens)
+        self._most_output = given.max_tokens or run.output_reserve
         self._streaming: StreamedResponse | None = None
         """The answer that comes in; its text is what a kill keeps."""
         self._unwritten: list[Row] = []
@@ -123,6 +127,8 @@ class Turn:
                 response = await self._ask()
             except Fenced:
                 raise
+            except BudgetExceeded as error:
+                return over_budget(str(error))
             except Exception as error:  # noqa: BLE001 - every failure of a model ends the child, none the worker
                 return of_error(error, self._given.model.name)
             ending = self._finish(response)
@@ -140,6 +146,8 @@ class Turn:
     async def _ask(self) -> ModelResponse:
         self._run.check_lease()
         self._run.activity("model")
+        if self._run.has_budget:
+            await self._run.reserve(estimated_tokens(self._messages, self._parameters) + self._most_output)
         self._usage = replace(self._usage, model_calls=self._usage.model_calls + 1)
         async with model_request_stream(
             self._given.model.model,
@@ -152,6 +160,8 @@ class Turn:
                 pass
             response = with_distinct_calls(stream.get())
         self._count(response.usage)
+        # A call that fails keeps its reservation: what it cost is not known.
+        await self._run.correct(response.usage.input_tokens + response.usage.output_tokens)
         return response
 
     def _finish(self, response: ModelResponse) -> Ending | None:
@@ -273,6 +283,16 @@ class Turn:
         if not text:
             return []
         return self._transcript.answer([{"type": "text", "text": text}], self._given.model.route)
+
+
+def estimated_tokens(messages: Sequence[ModelMessage], parameters: ModelRequestParameters) -> int:
+    """Input tokens of a request, by its length: a token is some four bytes of JSON."""
+    size = len(ModelMessagesTypeAdapter.dump_json(list(messages)))
+    size += sum(
+        len(tool.name) + len(tool.description or "") + len(str(tool.parameters_json_schema))
+        for tool in parameters.function_tools
+    )
+    return size // BYTES_PER_TOKEN + 1
 
 
 def calls_of(response: ModelResponse) -> list[Call]:
