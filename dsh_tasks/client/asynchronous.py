@@ -28,6 +28,7 @@ from dsh_tasks.errors import (
     LimitReached,
     OptionRefused,
     StoreUnavailable,
+    TaskNotFound,
 )
 from dsh_tasks.notice import Notice
 from dsh_tasks.provider import Provider, Registry
@@ -66,7 +67,7 @@ from dsh_tasks.submission import (
     prompt_blocks,
     resolve_policy,
 )
-from dsh_tasks.task import Task
+from dsh_tasks.task import Task, Usage
 
 LARGE_LOG_EVENTS = 2_000
 """A log of more is cut off the event loop; a shorter one in the caller's own step."""
@@ -411,6 +412,16 @@ class AsyncClient:
     async def task(self, task_id: str) -> Task:
         """The record. Raises TaskNotFound."""
         return (await self.store.read(task_id, caller=self.caller)).record.task
+
+    async def usage(self, root: str) -> Usage:
+        """Tokens and model calls of all that was ever started below a root session, ended ones included.
+
+        A client with an owner sees its own only. Raises TaskNotFound, StoreUnavailable.
+        """
+        checked_text("root", root, NAME_MAX_BYTES)
+        if self.owner is not None and root != self.owner:
+            raise TaskNotFound(root)
+        return await self.store.usage(root)
 
     async def list_tasks(self, *, tree: bool = True, all_owners: bool = False) -> list[Task]:
         """Tasks of this session in order of acceptance, each followed by those below it.

@@ -20,7 +20,7 @@ from dsh_tasks.settings import Settings, load
 from dsh_tasks.store import KillReceipt
 from dsh_tasks.store.locate import located
 from dsh_tasks.submission import AgentOptions, MaxDepth, Mode, Prompt, ToolFilter
-from dsh_tasks.task import Task
+from dsh_tasks.task import Task, Usage
 
 T = TypeVar("T")
 
@@ -186,6 +186,10 @@ class Client:
     def task(self, task_id: str) -> Task:
         """The record. Raises TaskNotFound."""
         return self.call(self._client.task(task_id))
+
+    def usage(self, root: str) -> Usage:
+        """Tokens and model calls of a whole tree; see AsyncClient.usage."""
+        return self.call(self._client.usage(root))
 
     def list_tasks(self, *, tree: bool = True, all_owners: bool = False) -> list[Task]:
         """Tasks of this session and below; see AsyncClient.list_tasks."""

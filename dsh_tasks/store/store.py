@@ -28,7 +28,7 @@ from dsh_tasks.store.answers import (
 from dsh_tasks.store.connection import Link
 from dsh_tasks.store.keys import Keys
 from dsh_tasks.store.records import LISTED, due_tasks, limit_reached, record_of, task_of
-from dsh_tasks.task import Outcome, Status, Task, cut_detail, cut_text
+from dsh_tasks.task import Outcome, Status, Task, Usage, cut_detail, cut_text
 
 PUBLISH_WITHIN_MS = 2_000
 """A message not published by then is published by a reaper."""
@@ -389,6 +389,13 @@ class Store:
             # What stood above others may go once they are gone.
             if not gone or not kept["below"]:
                 return Counter({"forgotten": forgotten}) + kept
+
+    async def usage(self, root: str) -> Usage:
+        """What a whole tree has used, lost children left out whose attempt could not say."""
+        raw = await self.link.command(
+            "HMGET", self.keys.tree(root), "input_tokens", "output_tokens", "model_calls"
+        )
+        return Usage(*(int(value or 0) for value in raw))
 
     async def stats(self) -> dict[str, int]:
         """Counters for operators, kept for 30 days after the last that was counted."""

@@ -30,6 +30,7 @@ VERBS = [
     "start",
     "start_many",
     "task",
+    "usage",
 ]
 
 

@@ -1,0 +1,207 @@
+"""P21. Breadth, slots, budgets (opencode#38960, claude-code#68110, codex#18335, pawwork#1348, producer-pal#1021).
+
+The provider that answers 429 waits for its issue (the cool-down of a route).
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+
+import pytest
+
+from dsh_tasks.client import Client, Start
+from dsh_tasks.errors import LimitReached
+from dsh_tasks.settings import Settings
+from dsh_tasks.task import Cause, Status
+from tests.model_server import ModelServer, Reply, Request
+from tests.prompts import delegating, failing, waiting
+from tests.rig_tools import ROOT, Rig, environment
+from tests.waiting import wait_until
+
+pytestmark = pytest.mark.rig
+
+CAPS = {"live_per_owner": 4, "live_per_tree": 6, "total_per_tree": 50, "total_per_owner": 8}
+
+START_MANY = """
+import json, sys
+from concurrent.futures import ThreadPoolExecutor
+from dsh_tasks.client import Client
+from dsh_tasks.errors import LimitReached
+
+def start(number):
+    try:
+        return ["started", client.start("spawn", prompt="never").id]
+    except LimitReached as error:
+        return ["refused", error.facts["limit"], error.facts["value"], error.facts["cap"]]
+
+with Client(owner=sys.argv[1]) as client:
+    sys.stdin.readline()
+    with ThreadPoolExecutor(7) as threads:
+        print(json.dumps(list(threads.map(start, range(14)))))
+"""
+
+
+def test_of_56_starts_at_once_exactly_the_cap_is_accepted(
+    make_settings: Callable[..., Settings], make_client: Callable[..., Client], owner: str
+) -> None:
+    settings = make_settings(**CAPS)
+    processes = [
+        subprocess.Popen(
+            [sys.executable, "-c", START_MANY, owner],
+            env=environment(settings),
+            cwd=ROOT,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        for _ in range(4)
+    ]
+    for process in processes:
+        assert process.stdin is not None
+        process.stdin.write("go\n")
+        process.stdin.flush()
+    told = [one for process in processes for one in json.loads(process.communicate(timeout=60)[0])]
+    assert len(told) == 56
+    started = {one[1] for one in told if one[0] == "started"}
+    assert len(started) == 4
+    assert {tuple(one[1:]) for one in told if one[0] == "refused"} == {("live_per_owner", 4, 4)}
+    client = make_client(settings, owner=owner)
+    assert {task.id for task in client.list_tasks()} == started, "no ghost record"
+
+
+def test_a_batch_is_accepted_up_to_the_cap(
+    make_settings: Callable[..., Settings],
+    make_rig: Callable[[Settings], Rig],
+    make_client: Callable[..., Client],
+    owner: str,
+) -> None:
+    settings = make_settings(**CAPS)
+    client = make_client(settings, owner=owner)
+    verdicts = client.start_many(
+        [Start(provider="spawn", prompt=waiting(0.2), label=f"child {n}") for n in range(6)]
+    )
+    refused = [one for one in verdicts if isinstance(one, LimitReached)]
+    assert [one.facts["limit"] for one in refused] == ["live_per_owner"] * 2
+    assert [isinstance(one, LimitReached) for one in verdicts] == [False] * 4 + [True] * 2
+    assert [task.label for task in client.list_tasks()] == [f"child {n}" for n in range(4)]
+    make_rig(settings).worker()
+    for run in verdicts[:4]:
+        assert not isinstance(run, Exception)
+        assert run.result().task.status is Status.COMPLETED
+
+
+def test_in_a_batch_what_cannot_be_used_is_refused_and_the_rest_starts(client: Client) -> None:
+    verdicts = client.start_many(
+        [
+            Start(provider="spawn", prompt=""),
+            Start(provider="spawn", prompt="hello"),
+            Start(provider="nobody", prompt="hello"),
+            Start(provider="spawn", prompt="hello", deadline_ms=0),
+        ]
+    )
+    told = [getattr(one, "code", "started") for one in verdicts]
+    assert told == ["option_refused", "started", "option_refused", "option_refused"]
+    assert len(client.list_tasks()) == 1
+
+
+def test_a_child_that_delegates_for_ever_is_stopped_at_the_total(
+    make_settings: Callable[..., Settings],
+    make_rig: Callable[[Settings], Rig],
+    make_client: Callable[..., Client],
+    owner: str,
+) -> None:
+    settings = make_settings(**CAPS)
+    make_rig(settings).worker()
+    client = make_client(settings, owner=owner)
+    run = client.start("spawn", prompt="\n".join(delegating(f"!say {n}") for n in range(10)))
+    done = run.result()
+    assert done.task.status is Status.COMPLETED
+    children = [task for task in client.list_tasks() if task.parent == run.id]
+    assert [task.status for task in children] == [Status.COMPLETED] * 8
+    assert done.text.count("total_per_owner") == 2
+
+
+ENDINGS = ("complete", "fail", "kill", "worker kill", "start failure")
+
+
+def test_a_hundred_children_in_sequence_leak_no_slot(
+    make_settings: Callable[..., Settings],
+    make_rig: Callable[[Settings], Rig],
+    make_client: Callable[..., Client],
+    owner: str,
+) -> None:
+    # One at a time: a leaked slot refuses the very next start. A lost worker fails its child at once.
+    settings = make_settings(live_per_owner=1, live_per_tree=1, losses=1, lease_ms=600, grace_ms=0)
+    rig = make_rig(settings)
+    client = make_client(settings, owner=owner)
+    worker = rig.worker()
+    came: list[Status] = []
+    for number in range(100):
+        # Each worker takes seconds to start: two of the hundred lose theirs.
+        ending = ENDINGS[number % 5]
+        loses = ending == "worker kill" and number in (3, 53)
+        if ending in ("kill", "worker kill"):
+            run = client.start("spawn", prompt=waiting(60))
+            wait_until(lambda run=run: client.task(run.id).status is Status.RUNNING, "it runs")
+            if loses:
+                worker.kill()
+                worker = rig.worker()
+            else:
+                client.kill(run.id)
+        elif ending == "fail":
+            run = client.start("spawn", prompt=failing("on purpose"))
+        elif ending == "start failure":
+            run = client.start("spawn", prompt="hello", engine="no such engine")
+        else:
+            run = client.start("spawn", prompt="!say done")
+        came.append(run.result().task.status)
+    assert [came.count(status) for status in (Status.COMPLETED, Status.FAILED, Status.KILLED)] == [20, 42, 38]
+
+
+def never_ends(request: Request) -> Reply:
+    return Reply("on and on", tools=[("task_list", {})])
+
+
+def test_a_child_that_never_ends_fails_when_the_budget_of_its_tree_is_spent(
+    make_settings: Callable[..., Settings],
+    make_rig: Callable[[Settings], Rig],
+    make_client: Callable[..., Client],
+    owner: str,
+) -> None:
+    settings = make_settings(tree_token_budget=30_000, reserved_output_tokens=2_000)
+    client = make_client(settings, owner=owner)
+    with ModelServer(never_ends) as model:
+        make_rig(settings).worker(**model.environment)
+        first, second = (client.start("spawn", prompt=f"go on {n}") for n in range(2))
+        ended = [run.result().task for run in (first, second)]
+        assert [(task.status, task.cause) for task in ended] == [(Status.FAILED, Cause.BUDGET)] * 2
+        assert model.faults == []
+        calls = len(model.requests)
+    assert calls > 2
+    tree = client.usage(owner)
+    assert tree.model_calls == calls
+    assert tree.input_tokens + tree.output_tokens <= 30_000
+    assert tree.input_tokens == sum(task.usage.input_tokens for task in ended)
+
+
+def test_usage_of_failed_and_killed_children_counts_for_the_tree(
+    rig: Rig, client: Client, owner: str
+) -> None:
+    rig.worker()
+    done = client.start("spawn", prompt="!say yes").result().task
+    failed = client.start("spawn", prompt=delegating("!say below") + "\n" + failing("then")).result().task
+    run = client.start("spawn", prompt=waiting(60))
+    wait_until(lambda: client.task(run.id).activity == "model", "the model streams")
+    client.kill(run.id)
+    killed = run.result().task
+    assert [task.status for task in (done, failed, killed)] == [
+        Status.COMPLETED,
+        Status.FAILED,
+        Status.KILLED,
+    ]
+    tasks = client.list_tasks()
+    assert client.usage(owner).model_calls == sum(task.usage.model_calls for task in tasks) >= 5
+    assert client.usage(owner).input_tokens == sum(task.usage.input_tokens for task in tasks)
