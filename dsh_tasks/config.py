@@ -71,6 +71,8 @@ class SubagentToolConfig(_Row):
     """Absolute cap on delegation depth; 0 forbids; `provider-managed` sends none."""
     output_schema: dict[str, Any] | None = None
     """JSON schema of the value that each child must end with."""
+    deadline_ms: Annotated[int, Field(ge=1)] | None = None
+    """Longest life of each child from its acceptance, waiting included."""
     partial_output_in_errors: bool = False
     """Bends the contract: a failed foreground call shows the child's partial output, marked as such."""
     overlapping_calls: bool = False

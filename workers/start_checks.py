@@ -17,6 +17,8 @@ log = logging.getLogger(__name__)
 
 WAIT_FOR_SERVER_S = 60.0
 PAUSE_S = 0.2
+TOLD = ("appendonly", "replicas")
+"""What a worker starts with all the same."""
 
 
 def check_server(settings: Settings, *, wait_s: float = WAIT_FOR_SERVER_S) -> None:
@@ -28,7 +30,8 @@ def check_server(settings: Settings, *, wait_s: float = WAIT_FOR_SERVER_S) -> No
     assert settings.redis_url is not None
     client = connect_sync(settings.redis_url, timeout_ms=settings.call_timeout_ms)
     try:
-        judge(list(server_findings(_facts(client, masked(settings.redis_url), wait_s))))
+        facts = _facts(client, masked(settings.redis_url), wait_s)
+        judge(list(server_findings(facts, replicas=settings.replicas)))
     finally:
         client.close()
 
@@ -36,10 +39,10 @@ def check_server(settings: Settings, *, wait_s: float = WAIT_FOR_SERVER_S) -> No
 def judge(findings: list[Finding]) -> None:
     """Log each weak finding; raise ConfigRefused for the first that loses records while all runs well."""
     for finding in findings:
-        if finding.grade is Grade.FAIL and finding.check != "appendonly":
+        if finding.grade is Grade.FAIL and finding.check not in TOLD:
             raise ConfigRefused(f"server {finding.check}", f"{finding.seen}; {finding.mend}")
         if finding.grade in (Grade.FAIL, Grade.WARNING):
-            # Without an append-only file a restart forgets: allowed, never silent.
+            # A restart forgets without an append-only file, a replica may come yet: allowed, never silent.
             log.warning("server %s: %s; %s", finding.check, finding.seen, finding.mend)
 
 

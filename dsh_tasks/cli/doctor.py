@@ -95,7 +95,7 @@ def _server_findings(settings: Settings) -> Iterator[Finding]:
     running = recall()
     found = f" (found by {state_file()})" if running and running.redis_url == settings.redis_url else ""
     yield ok(SERVER, f"{where} answers in {(time.monotonic() - started_s) * 1000:.0f} ms{found}")
-    yield from server_findings(facts)
+    yield from server_findings(facts, replicas=settings.replicas)
     yield ok("prefix and queue", f"{settings.prefix!r}, {settings.queue!r}")
     yield _scripts_finding(settings)
     yield from _queue_findings(settings)

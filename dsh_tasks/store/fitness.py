@@ -55,12 +55,13 @@ class ServerFacts:
     """None where CONFIG is refused, as hosted servers do."""
 
 
-def server_findings(facts: ServerFacts) -> Iterator[Finding]:
-    """All that can be said from INFO and CONFIG."""
+def server_findings(facts: ServerFacts, *, replicas: int = 0) -> Iterator[Finding]:
+    """All that can be said from INFO and CONFIG; `replicas` is how many an answer waits for."""
     yield version_finding(facts.info)
     yield topology_finding(facts.info)
     yield eviction_finding(facts.info)
     yield durability_finding(facts.info, facts.appendfsync)
+    yield replicas_finding(facts.info, replicas)
 
 
 def version_finding(info: Mapping[str, Any]) -> Finding:
@@ -83,6 +84,22 @@ def topology_finding(info: Mapping[str, Any]) -> Finding:
         return fail("topology", "a replica: it takes no writes", "point DSH_TASKS_REDIS_URL to the primary")
     replicas = int(info.get("connected_slaves", 0))
     return ok("topology", f"one primary, replicas: {replicas}")
+
+
+def replicas_finding(info: Mapping[str, Any], asked: int) -> Finding:
+    """Whether the replicas are there that an answer waits for, and what a failover takes."""
+    there = int(info.get("connected_slaves", 0))
+    if asked > there:
+        mend = f"connect {asked - there} more, or set DSH_TASKS_REPLICAS={there}"
+        return fail("replicas", f"answers wait for {asked}, connected are {there}: nothing is accepted", mend)
+    if asked:
+        return ok("replicas", f"answers wait for {asked} of {there}")
+    if there:
+        seen = "answers wait for none: a failover takes what was not replicated yet"
+        return Finding(
+            "replicas", Grade.NOTE, seen, "DSH_TASKS_REPLICAS=1 narrows it, at the cost of latency"
+        )
+    return ok("replicas", "none, and none is asked for")
 
 
 def eviction_finding(info: Mapping[str, Any]) -> Finding:

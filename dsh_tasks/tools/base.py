@@ -97,6 +97,7 @@ class TaskClient(Protocol):
         key: str | None = None,
         mode: Literal["foreground", "background"] = "background",
         instance: str | None = None,
+        deadline_ms: int | None = None,
     ) -> Run: ...
 
     async def output(

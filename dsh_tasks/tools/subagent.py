@@ -115,6 +115,7 @@ class SubagentTool(Tool):
             key=call.repeat_key,
             mode="background" if in_background else "foreground",
             instance=self.name,
+            deadline_ms=self.config.deadline_ms,
         )
         return await until_aborted(starting, call.abort)
 

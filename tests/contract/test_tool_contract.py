@@ -273,6 +273,7 @@ def test_a_start_carries_the_prompt_verbatim_the_label_and_the_policy_of_the_ins
         tool_filter=ToolFilter(deny=("write",)),
         persona="stern",
         max_depth=1,
+        deadline_ms=60_000,
         output_schema={"type": "object"},
     )
     answer(tool, BACKGROUND, Call(session=session, assistant_seq=7, call_id="c1"))
@@ -293,6 +294,7 @@ def test_a_start_carries_the_prompt_verbatim_the_label_and_the_policy_of_the_ins
                 "key": "call:7:c1",
                 "mode": "background",
                 "instance": "critic",
+                "deadline_ms": 60_000,
             },
         )
     ]

@@ -247,6 +247,25 @@ def test_an_unfit_server_fails_with_its_mend(wrong: dict[str, object], check: st
 
 
 @pytest.mark.parametrize(
+    ("there", "asked", "grade", "says"),
+    [
+        (0, 0, "ok", "none"),
+        (2, 0, "note", "a failover takes"),
+        (2, 1, "ok", "1 of 2"),
+        (1, 2, "fail", "connected are 1"),
+    ],
+)
+def test_replicas_that_an_answer_waits_for_must_be_there(
+    there: int, asked: int, grade: str, says: str
+) -> None:
+    found = {
+        one.check: one
+        for one in server_findings(ServerFacts(FIT | {"connected_slaves": there}, "everysec"), replicas=asked)
+    }["replicas"]
+    assert (found.grade, says in found.seen) == (grade, True)
+
+
+@pytest.mark.parametrize(
     ("fsync", "grade", "loss"),
     [
         ("always", "ok", "nothing"),
