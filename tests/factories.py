@@ -158,6 +158,19 @@ class LogWriter:
         data: dict[str, Any] = {**self.frame, "message": message}
         return self.show("tool/result", data, sourceEventSeqs=[call_seq])
 
+    def repair(self, block: Mapping[str, Any], text: str, **error: str) -> int:
+        """The result that the harness writes for a call which a fork cut off before it began."""
+        message = {
+            "role": "tool",
+            "source": {"kind": "tool", "callId": block["id"]},
+            "toolCallId": block["id"],
+            "content": [{"type": "text", "text": text}],
+            "isError": True,
+            "id": f"forked-tool-result-{block['id']}-{len(self.rows)}",
+        }
+        kind = {"name": "ToolNotStartedError", "code": "TOOL_NOT_STARTED"}
+        return self.show("tool/result", {**self.frame, "message": message, "error": kind | error})
+
     def calls(self, count: int, *, name: str = "read", arguments: Any = None) -> list[dict[str, Any]]:
         text = json.dumps({"path": "f"} if arguments is None else arguments)
         return [

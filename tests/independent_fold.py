@@ -28,16 +28,21 @@ def kept_history(rows: Sequence[Mapping[str, Any]], turns: int | None) -> list[S
     if turns == 0 or not spans:
         return []
     first = spans[0][0] if turns is None or turns >= len(spans) else spans[-turns][0]
+    # A replacement stands in its old place even where its row came later: a window goes by the row.
+    return [shown_row(rows[place]) for place in live_places(rows[: spans[-1][1] + 1]) if place >= first]
+
+
+def live_places(rows: Sequence[Mapping[str, Any]]) -> list[int]:
+    """Places of the rows that a model is shown, in the order shown: what was put in, less what was replaced."""
     live: list[int] = []
-    for place, row in enumerate(rows[: spans[-1][1] + 1]):
+    for place, row in enumerate(rows):
         operation = row.get("surfaceOp")
         if operation == "append":
             live.append(place)
         elif isinstance(operation, Mapping):
             start, end = live.index(operation["startSeq"]), live.index(operation["endSeq"])
             live[start : end + 1] = [place]
-    # A replacement stands in its old place even where its row came later: a window goes by the row.
-    return [shown_row(rows[place]) for place in live if place >= first]
+    return live
 
 
 def shown_row(row: Mapping[str, Any]) -> Shown:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
 import sys
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from dsh_tasks.client import Client
 from dsh_tasks.settings import Settings
@@ -59,6 +61,26 @@ class Worker:
     @property
     def lines(self) -> str:
         return self.log.read_text("utf-8", "replace")
+
+
+def at_once(program: str, owner: str, settings: Settings, *, processes: int) -> list[Any]:
+    """Run `program` in so many processes that begin together (they read a line first); what each printed as JSON."""
+    started = [
+        subprocess.Popen(
+            [sys.executable, "-c", program, owner],
+            env=environment(settings),
+            cwd=ROOT,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        for _ in range(processes)
+    ]
+    for process in started:
+        assert process.stdin is not None
+        process.stdin.write("go\n")
+        process.stdin.flush()
+    return [json.loads(process.communicate(timeout=60)[0]) for process in started]
 
 
 @dataclass

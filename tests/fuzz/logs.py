@@ -41,7 +41,7 @@ def every_kind(*, inherited: bool = False, answered: bool = False) -> Session:
     writer.add("tool/ptc-dispatch", {"subCallId": "s2", **kin, "parentCallId": "s1"})
     writer.add("tool/ptc-dispatch", {"subCallId": "s1", "turn": 1, **kin})
     result = writer.result(call, begun, "seen")
-    repair = _repaired(writer, cut_off)
+    repair = writer.repair(cut_off, "not started", message="m")
     writer.open_step()
     writer.assistant(text("done"))
     writer.add("session/title-llm-request", {"messageSeqs": [said], "messages": []})
@@ -81,20 +81,6 @@ def _developer(writer: LogWriter) -> None:
         "id": writer.name("developer"),
     }
     writer.show("developer/message", {**writer.frame, "headerSeq": header, "message": message})
-
-
-def _repaired(writer: LogWriter, block: Row) -> int:
-    """The result that the harness gives to a call which a fork cut off."""
-    message = {
-        "role": "tool",
-        "source": {"kind": "tool", "callId": block["id"]},
-        "toolCallId": block["id"],
-        "content": [text("not started")],
-        "isError": True,
-        "id": f"forked-tool-result-{block['id']}-{len(writer.rows)}",
-    }
-    error = {"name": "ToolNotStartedError", "code": "TOOL_NOT_STARTED", "message": "m"}
-    return writer.show("tool/result", {**writer.frame, "message": message, "error": error})
 
 
 def _rewritten(writer: LogWriter, seq: int) -> None:

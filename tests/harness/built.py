@@ -424,13 +424,4 @@ def not_started(writer: LogWriter) -> int:
     """A call, and the result of a fork that cut it off."""
     (block,) = writer.calls(1)
     writer.assistant(text("looking"), block)
-    message = {
-        "role": "tool",
-        "source": {"kind": "tool", "callId": block["id"]},
-        "toolCallId": block["id"],
-        "content": [text("The branch has no record of this call.")],
-        "isError": True,
-        "id": f"forked-tool-result-{block['id']}-{len(writer.rows)}",
-    }
-    error = {"name": "ToolNotStartedError", "code": "TOOL_NOT_STARTED"}
-    return writer.show("tool/result", {**writer.frame, "message": message, "error": error})
+    return writer.repair(block, "The branch has no record of this call.")

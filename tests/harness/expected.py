@@ -10,7 +10,7 @@ import json
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from tests.independent_fold import completed_turns
+from tests.independent_fold import completed_turns, live_places
 
 Row = Mapping[str, Any]
 Block = tuple[Any, ...]
@@ -34,19 +34,15 @@ def _live(rows: Sequence[Row], turns: int | None) -> list[dict[str, Any]]:
     if turns == 0 or not spans:
         return []
     first = 0 if turns is None or turns >= len(spans) else spans[-turns][0]
-    live: list[int] = []
+    completed = rows[: spans[-1][1] + 1]
     out: dict[int, set[int]] = {}
-    for place, row in enumerate(rows[: spans[-1][1] + 1]):
-        operation = row.get("surfaceOp")
-        if operation == "append":
-            live.append(place)
-        elif isinstance(operation, Mapping):
-            start, end = live.index(operation["startSeq"]), live.index(operation["endSeq"])
-            live[start : end + 1] = [place]
-        elif row["type"] == "image/offload":
+    for row in completed:
+        if row["type"] == "image/offload":
             for target in row["data"]["targets"]:
                 out.setdefault(target["seq"], set()).update(target["imageIndexes"])
-    return [_message(rows[place], out.get(place, set())) for place in live if place >= first]
+    return [
+        _message(rows[place], out.get(place, set())) for place in live_places(completed) if place >= first
+    ]
 
 
 def _message(row: Row, offloaded: set[int]) -> dict[str, Any]:

@@ -15,7 +15,7 @@ from dsh_tasks.settings import Settings
 from dsh_tasks.store.scripts import load
 from dsh_tasks.task import Status
 from tests.proxy import Proxy
-from tests.rig_tools import ROOT, Rig, environment
+from tests.rig_tools import Rig, at_once
 
 pytestmark = pytest.mark.rig
 
@@ -57,22 +57,7 @@ def test_the_same_call_in_sequence_is_one_task_also_after_its_end(rig: Rig, clie
 def test_twenty_calls_at_once_from_four_processes_are_one_task(rig: Rig, client: Client, owner: str) -> None:
     """(b)."""
     rig.worker()
-    processes = [
-        subprocess.Popen(
-            [sys.executable, "-c", START_FIVE, owner],
-            env=environment(rig.settings),
-            cwd=ROOT,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-        )
-        for _ in range(4)
-    ]
-    for process in processes:
-        assert process.stdin is not None
-        process.stdin.write("go\n")
-        process.stdin.flush()
-    ids = {one for process in processes for one in json.loads(process.communicate(timeout=60)[0])}
+    ids = {one for told in at_once(START_FIVE, owner, rig.settings, processes=4) for one in told}
     assert len(ids) == 1
     (task_id,) = ids
     assert client.output(task_id, wait=True).task.status is Status.COMPLETED

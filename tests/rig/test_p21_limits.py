@@ -5,7 +5,6 @@ The provider that answers 429 waits for its issue (the cool-down of a route).
 
 from __future__ import annotations
 
-import json
 import subprocess
 import sys
 from collections.abc import Callable
@@ -18,7 +17,7 @@ from dsh_tasks.settings import Settings
 from dsh_tasks.task import Cause, Status
 from tests.model_server import ModelServer, Reply, Request
 from tests.prompts import delegating, failing, waiting
-from tests.rig_tools import ROOT, Rig, environment
+from tests.rig_tools import Rig, at_once
 from tests.waiting import wait_until
 
 pytestmark = pytest.mark.rig
@@ -44,42 +43,37 @@ with Client(owner=sys.argv[1]) as client:
 """
 
 
-def test_of_56_starts_at_once_exactly_the_cap_is_accepted(
-    make_settings: Callable[..., Settings], make_client: Callable[..., Client], owner: str
-) -> None:
-    settings = make_settings(**CAPS)
-    processes = [
-        subprocess.Popen(
-            [sys.executable, "-c", START_MANY, owner],
-            env=environment(settings),
-            cwd=ROOT,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-        )
-        for _ in range(4)
-    ]
-    for process in processes:
-        assert process.stdin is not None
-        process.stdin.write("go\n")
-        process.stdin.flush()
-    told = [one for process in processes for one in json.loads(process.communicate(timeout=60)[0])]
-    assert len(told) == 56
-    started = {one[1] for one in told if one[0] == "started"}
-    assert len(started) == 4
-    assert {tuple(one[1:]) for one in told if one[0] == "refused"} == {("live_per_owner", 4, 4)}
-    client = make_client(settings, owner=owner)
-    assert {task.id for task in client.list_tasks()} == started, "no ghost record"
+Capped = Callable[..., tuple[Rig, Client]]
 
 
-def test_a_batch_is_accepted_up_to_the_cap(
+@pytest.fixture
+def capped(
     make_settings: Callable[..., Settings],
     make_rig: Callable[[Settings], Rig],
     make_client: Callable[..., Client],
     owner: str,
-) -> None:
-    settings = make_settings(**CAPS)
-    client = make_client(settings, owner=owner)
+) -> Capped:
+    """A rig without workers yet and a client, under these settings (the case's caps by default)."""
+
+    def make(**knobs: object) -> tuple[Rig, Client]:
+        settings = make_settings(**(knobs or CAPS))
+        return make_rig(settings), make_client(settings, owner=owner)
+
+    return make
+
+
+def test_of_56_starts_at_once_exactly_the_cap_is_accepted(capped: Capped, owner: str) -> None:
+    rig, client = capped()
+    told = [one for lot in at_once(START_MANY, owner, rig.settings, processes=4) for one in lot]
+    assert len(told) == 56
+    started = {one[1] for one in told if one[0] == "started"}
+    assert len(started) == 4
+    assert {tuple(one[1:]) for one in told if one[0] == "refused"} == {("live_per_owner", 4, 4)}
+    assert {task.id for task in client.list_tasks()} == started, "no ghost record"
+
+
+def test_a_batch_is_accepted_up_to_the_cap(capped: Capped, owner: str) -> None:
+    rig, client = capped()
     verdicts = client.start_many(
         [Start(provider="spawn", prompt=waiting(0.2), label=f"child {n}") for n in range(6)]
     )
@@ -87,7 +81,7 @@ def test_a_batch_is_accepted_up_to_the_cap(
     assert [one.facts["limit"] for one in refused] == ["live_per_owner"] * 2
     assert [isinstance(one, LimitReached) for one in verdicts] == [False] * 4 + [True] * 2
     assert [task.label for task in client.list_tasks()] == [f"child {n}" for n in range(4)]
-    make_rig(settings).worker()
+    rig.worker()
     for run in verdicts[:4]:
         assert not isinstance(run, Exception)
         assert run.result().task.status is Status.COMPLETED
@@ -107,15 +101,9 @@ def test_in_a_batch_what_cannot_be_used_is_refused_and_the_rest_starts(client: C
     assert len(client.list_tasks()) == 1
 
 
-def test_a_child_that_delegates_for_ever_is_stopped_at_the_total(
-    make_settings: Callable[..., Settings],
-    make_rig: Callable[[Settings], Rig],
-    make_client: Callable[..., Client],
-    owner: str,
-) -> None:
-    settings = make_settings(**CAPS)
-    make_rig(settings).worker()
-    client = make_client(settings, owner=owner)
+def test_a_child_that_delegates_for_ever_is_stopped_at_the_total(capped: Capped, owner: str) -> None:
+    rig, client = capped()
+    rig.worker()
     run = client.start("spawn", prompt="\n".join(delegating(f"!say {n}") for n in range(10)))
     done = run.result()
     assert done.task.status is Status.COMPLETED
@@ -127,16 +115,9 @@ def test_a_child_that_delegates_for_ever_is_stopped_at_the_total(
 ENDINGS = ("complete", "fail", "kill", "worker kill", "start failure")
 
 
-def test_a_hundred_children_in_sequence_leak_no_slot(
-    make_settings: Callable[..., Settings],
-    make_rig: Callable[[Settings], Rig],
-    make_client: Callable[..., Client],
-    owner: str,
-) -> None:
+def test_a_hundred_children_in_sequence_leak_no_slot(capped: Capped, owner: str) -> None:
     # One at a time: a leaked slot refuses the very next start. A lost worker fails its child at once.
-    settings = make_settings(live_per_owner=1, live_per_tree=1, losses=1, lease_ms=600, grace_ms=0)
-    rig = make_rig(settings)
-    client = make_client(settings, owner=owner)
+    rig, client = capped(live_per_owner=1, live_per_tree=1, losses=1, lease_ms=600, grace_ms=0)
     worker = rig.worker()
     came: list[Status] = []
     for number in range(100):
@@ -166,15 +147,11 @@ def never_ends(request: Request) -> Reply:
 
 
 def test_a_child_that_never_ends_fails_when_the_budget_of_its_tree_is_spent(
-    make_settings: Callable[..., Settings],
-    make_rig: Callable[[Settings], Rig],
-    make_client: Callable[..., Client],
-    owner: str,
+    capped: Capped, owner: str
 ) -> None:
-    settings = make_settings(tree_token_budget=30_000, reserved_output_tokens=2_000)
-    client = make_client(settings, owner=owner)
+    rig, client = capped(tree_token_budget=30_000, reserved_output_tokens=2_000)
     with ModelServer(never_ends) as model:
-        make_rig(settings).worker(**model.environment)
+        rig.worker(**model.environment)
         first, second = (client.start("spawn", prompt=f"go on {n}") for n in range(2))
         ended = [run.result().task for run in (first, second)]
         assert [(task.status, task.cause) for task in ended] == [(Status.FAILED, Cause.BUDGET)] * 2
