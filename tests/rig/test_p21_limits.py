@@ -5,8 +5,6 @@ The provider that answers 429 waits for its issue (the cool-down of a route).
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from collections.abc import Callable
 
 import pytest
