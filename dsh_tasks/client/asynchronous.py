@@ -423,6 +423,13 @@ class AsyncClient:
             raise TaskNotFound(root)
         return await self.store.usage(root)
 
+    async def stats(self) -> dict[str, int]:
+        """Counters of the installation for operators; each is kept for 30 days after it last rose.
+
+        `messages_without_record`, `messages_too_many`, `records_forgotten`, `notices_expired`.
+        """
+        return await self.store.stats()
+
     async def list_tasks(self, *, tree: bool = True, all_owners: bool = False) -> list[Task]:
         """Tasks of this session in order of acceptance, each followed by those below it.
 

@@ -191,6 +191,10 @@ class Client:
         """Tokens and model calls of a whole tree; see AsyncClient.usage."""
         return self.call(self._client.usage(root))
 
+    def stats(self) -> dict[str, int]:
+        """Counters of the installation; see AsyncClient.stats."""
+        return self.call(self._client.stats())
+
     def list_tasks(self, *, tree: bool = True, all_owners: bool = False) -> list[Task]:
         """Tasks of this session and below; see AsyncClient.list_tasks."""
         return self.call(self._client.list_tasks(tree=tree, all_owners=all_owners))

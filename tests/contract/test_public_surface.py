@@ -29,6 +29,7 @@ VERBS = [
     "session",
     "start",
     "start_many",
+    "stats",
     "task",
     "usage",
 ]
