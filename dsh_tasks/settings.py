@@ -90,6 +90,8 @@ class Settings(BaseSettings):
     """Celery slots of one worker process."""
     inline_children: int = Field(100, ge=0, le=100_000)
     """Children that a worker process runs for waiting parents beside its slots."""
+    worker_bytes: int = Field(2 * 1024**3, ge=1)
+    """Raw bytes of seeds under work from which on a worker process claims no more; equal ones count once."""
     seed_cache_bytes: int = Field(256 * 1024 * 1024, ge=0)
     """Decoded seeds that a worker keeps, in bytes of their raw form."""
     sweep_ms: int = Field(30_000, ge=100)

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import logging
 import secrets
+from collections import Counter
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from enum import StrEnum
@@ -77,6 +78,10 @@ class Runner:
         self._inline: set[asyncio.Task[str]] = set()
         self.waiting = 0
         """Attempts that wait for a descendant now."""
+        self._seeds_in_use = SeedsInUse()
+        self._claiming = asyncio.Lock()
+        self._room = asyncio.Event()
+        self._room.set()
         self._idle = asyncio.Event()
         self._idle.set()
 
@@ -90,6 +95,19 @@ class Runner:
         return f"{came.value}: {words}" if words else came.value
 
     async def _run(self, task_id: str, inline_in: str) -> tuple[Ran, str]:
+        if inline_in:
+            # What a waiting parent needs goes on: the parent would hold its own bytes for ever otherwise.
+            return await self._claim_and_run(task_id, inline_in, contextlib.AsyncExitStack())
+        async with contextlib.AsyncExitStack() as one_by_one:
+            # Many that came at once would all find the room that there is for one.
+            await one_by_one.enter_async_context(self._claiming)
+            await self._room.wait()
+            return await self._claim_and_run(task_id, inline_in, one_by_one)
+
+    async def _claim_and_run(
+        self, task_id: str, inline_in: str, one_by_one: contextlib.AsyncExitStack
+    ) -> tuple[Ran, str]:
+        """`one_by_one` is left once the claim is decided and counted."""
         if self.leaving:
             self.given_back.append(task_id)
             return Ran.NOT_CLAIMED, "this worker leaves"
@@ -108,14 +126,26 @@ class Runner:
             lease_until_s=asked_s + self.store.settings.lease_ms / 1000,
         )
         self.active[task_id] = attempt
+        self._seeds_in_use.add(claimed.record)
+        self._find_room()
         self._idle.clear()
+        await one_by_one.aclose()
         log.info("task %s attempt %d claimed", task_id, claimed.attempt)
         try:
             return await self._execute(attempt, claimed)
         finally:
             self.active.pop(task_id, None)
+            self._seeds_in_use.remove(claimed.record)
+            self._find_room()
             if not self.active:
                 self._idle.set()
+
+    def _find_room(self) -> None:
+        """A slot that has a message waits before its claim while the seeds under work are too large."""
+        if self.leaving or self._seeds_in_use.size < self.store.settings.worker_bytes:
+            self._room.set()
+        else:
+            self._room.clear()
 
     async def _claim(self, task_id: str, token: str, worker: str) -> Claimed | NotClaimed:
         for pause_s in (*CLAIM_PAUSES_S, None):
@@ -239,6 +269,7 @@ class Runner:
     def leave(self) -> None:
         """The worker ends: hand every attempt back, with or without a slot."""
         self.leaving = True
+        self._find_room()
         for attempt in tuple(self.active.values()):
             attempt.stop(StopReason.HAND_BACK)
 
@@ -260,6 +291,27 @@ class Runner:
         self._inline.add(task)
         task.add_done_callback(self._inline.discard)
         return task
+
+
+class SeedsInUse:
+    """Raw bytes of the seeds of running attempts; children of one seed share it."""
+
+    def __init__(self) -> None:
+        self._users: Counter[str] = Counter()
+        self.size = 0
+
+    def add(self, record: Record) -> None:
+        """An attempt begins."""
+        self._users[record.seed_digest] += 1
+        if self._users[record.seed_digest] == 1:
+            self.size += record.task.seed_bytes
+
+    def remove(self, record: Record) -> None:
+        """It has ended."""
+        self._users[record.seed_digest] -= 1
+        if not self._users[record.seed_digest]:
+            del self._users[record.seed_digest]
+            self.size -= record.task.seed_bytes
 
 
 def first_view(record: Record, attempt: int, model: str | None) -> Child:
