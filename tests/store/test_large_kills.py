@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import pytest
 
-from dsh_tasks.errors import OwnerNotRunning
+from dsh_tasks.errors import OwnerNotRunning, TaskNotFound
 from dsh_tasks.settings import Settings
 from dsh_tasks.store import Fence, FencedOff, Inbox, NewTask, NotClaimed, Settled, Store
 from dsh_tasks.store import store as store_module
@@ -117,5 +117,21 @@ def test_a_stranger_beside_the_subtree_goes_on(settings: Settings, monkeypatch: 
         await store.submit(a_task(beside.id), fence=fence)
         settled = await settle(store, beside, fence, done(), first=1)
         assert isinstance(settled, Settled) and settled.status is Status.COMPLETED
+
+    in_steps(settings, monkeypatch, scenario)
+
+
+def test_hints_about_a_record_that_is_gone_go_too(
+    settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def scenario(store: Store) -> None:
+        made = await tree(store)
+        await first_step(store, made.top)
+        await store.link.command("ZADD", store.keys.deadlines, 1, made.top.id)
+        await store.link.command("DEL", store.keys.task(made.top.id))
+        with pytest.raises(TaskNotFound):
+            await store.kill(made.top.id, caller="", token="u", detail="")
+        keys = [store.keys.kills, store.keys.killing(made.top.id), store.keys.deadlines]
+        assert await store.link.command("EXISTS", *keys) == 0
 
     in_steps(settings, monkeypatch, scenario)

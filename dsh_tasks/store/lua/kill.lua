@@ -14,7 +14,14 @@ if caller ~= '' then
   if not holds then return {'not_running', owner_status} end
 end
 local r = redis.call('HMGET', KEYS[1], 'status', 'owner', 'deadline')
-if not r[1] or not may_touch(prefix, id, caller) then return {'missing'} end
+if not r[1] then
+  -- Hints about a record that is gone must not come again for ever.
+  redis.call('ZREM', prefix .. 'deadlines', id)
+  redis.call('ZREM', KEYS[3], id)
+  redis.call('DEL', KEYS[4])
+  return {'missing'}
+end
+if not may_touch(prefix, id, caller) then return {'missing'} end
 local resumed = redis.call('ZSCORE', KEYS[3], id)
 if is_terminal(r[1]) and not resumed then return {'over', r[1]} end
 local now = now_ms()
