@@ -42,6 +42,8 @@ class Reply:
     """The connection breaks after the first piece."""
     blocks: bool = False
     """Say the first piece, then nothing until `release` or until the client hangs up."""
+    is_silent: bool = False
+    """Take the request and never say a byte, until the client hangs up."""
 
 
 SECRET = "a secret of the provider"
@@ -103,7 +105,8 @@ class ModelServer:
 
     def start(self) -> ModelServer:
         self._loop = asyncio.new_event_loop()
-        self._released = asyncio.Event()
+        self._released: dict[str, asyncio.Event] = {}
+        self._all_released = False
         started = threading.Event()
         self._thread = threading.Thread(target=self._serve, args=(started,), daemon=True)
         self._thread.start()
@@ -128,9 +131,20 @@ class ModelServer:
         """Requests by prompt."""
         return Counter(request.prompt for request in self.requests)
 
-    def release(self) -> None:
-        """Let every request that blocks, and every later one, go on."""
-        self._loop.call_soon_threadsafe(self._released.set)
+    def release(self, *prompts: str) -> None:
+        """Let requests of these prompts that block go on, and later ones too; without a prompt, every one."""
+        self._loop.call_soon_threadsafe(self._release, prompts)
+
+    def _release(self, prompts: Sequence[str]) -> None:
+        self._all_released = self._all_released or not prompts
+        for prompt in prompts or tuple(self._released):
+            self._gate(prompt).set()
+
+    def _gate(self, prompt: str) -> asyncio.Event:
+        gate = self._released.setdefault(prompt, asyncio.Event())
+        if self._all_released:
+            gate.set()
+        return gate
 
     # -- the thread -------------------------------------------------------------------------------
 
@@ -190,6 +204,9 @@ class ModelServer:
             self.faults.append(f"request {request.number}: {fault}")
             return await _error(writer, 400, fault)
         reply = self.answer(request)
+        if reply.is_silent:
+            request.has_hung_up = not await reader.read(1)
+            return False
         if reply.status is not None:
             request.is_answered = True
             return await _error(writer, reply.status, SECRET)
@@ -214,7 +231,7 @@ class ModelServer:
             if place and pause_s:
                 await asyncio.wait({gone}, timeout=pause_s)
             if place == 1 and reply.blocks:
-                released = asyncio.ensure_future(self._released.wait())
+                released = asyncio.ensure_future(self._gate(request.prompt).wait())
                 await asyncio.wait({gone, released}, return_when=asyncio.FIRST_COMPLETED)
                 released.cancel()
             if gone.done():

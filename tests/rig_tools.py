@@ -7,12 +7,16 @@ import os
 import signal
 import subprocess
 import sys
+import threading
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from dsh_tasks.client import Client
+from dsh_tasks.config import load_config
 from dsh_tasks.settings import Settings
+from dsh_tasks.tools import Call, ToolResult, mount
 from tests.model_server import ModelServer
 from tests.waiting import wait_until
 
@@ -62,6 +66,32 @@ class Worker:
     def lines(self) -> str:
         return self.log.read_text("utf-8", "replace")
 
+    def await_ready(self) -> None:
+        def ready() -> bool:
+            assert self.process.poll() is None, f"the worker ended: {self.lines[-2000:]}"
+            return " ready." in self.lines
+
+        wait_until(ready, "the worker is ready", within_s=60)
+
+
+class Kept:
+    """A thread that starts the next worker when the last one has ended."""
+
+    def __init__(self, start: Callable[[], Worker]) -> None:
+        self.workers = [start()]
+        self._ends = threading.Event()
+        self._thread = threading.Thread(target=self._keep, args=(start,), daemon=True)
+        self._thread.start()
+
+    def _keep(self, start: Callable[[], Worker]) -> None:
+        while not self._ends.wait(0.05):
+            if self.workers[-1].process.poll() is not None:
+                self.workers.append(start())
+
+    def end(self) -> None:
+        self._ends.set()
+        self._thread.join()
+
 
 def at_once(program: str, owner: str, settings: Settings, *, processes: int) -> list[Any]:
     """Run `program` in so many processes that begin together (they read a line first); what each printed as JSON."""
@@ -99,9 +129,16 @@ class Rig:
     settings: Settings
     folder: Path
     workers: list[Worker] = field(default_factory=list)
+    kept: list[Kept] = field(default_factory=list)
 
-    def worker(self, *, concurrency: int = 8, **env: str) -> Worker:
-        """Start a worker and wait until it consumes."""
+    def worker(self, *, concurrency: int = 8, module: str = "workers", **env: str) -> Worker:
+        """Start a worker and wait until it consumes. `module` is what Python runs in its place."""
+        worker = self.start_worker(concurrency=concurrency, module=module, **env)
+        worker.await_ready()
+        return worker
+
+    def start_worker(self, *, concurrency: int = 8, module: str = "workers", **env: str) -> Worker:
+        """The same without the wait."""
         number = len(self.workers)
         log = self.folder / f"worker-{number}.log"
         with log.open("wb") as out:
@@ -109,7 +146,7 @@ class Rig:
                 [
                     sys.executable,
                     "-m",
-                    "workers",
+                    module,
                     "--concurrency",
                     str(concurrency),
                     "--loglevel",
@@ -125,16 +162,34 @@ class Rig:
             )
         worker = Worker(process, log)
         self.workers.append(worker)
-
-        def ready() -> bool:
-            assert process.poll() is None, f"the worker ended: {worker.lines[-2000:]}"
-            return " ready." in worker.lines
-
-        wait_until(ready, "the worker is ready", within_s=60)
         return worker
 
+    def keep(self, *, concurrency: int = 8, module: str = "workers", **env: str) -> Kept:
+        """A worker that is started again whenever it ends, as a supervisor does; waits for the first."""
+        kept = Kept(lambda: self.start_worker(concurrency=concurrency, module=module, **env))
+        self.kept.append(kept)
+        kept.workers[0].await_ready()
+        return kept
+
     def close(self) -> None:
+        for kept in self.kept:
+            kept.end()
         for worker in self.workers:
             if worker.process.poll() is None:
                 worker.signal(signal.SIGCONT)
                 worker.kill()
+
+
+def config_with_tools(folder: Path, *paths: str) -> str:
+    """A settings file whose agent has these Python tools; its path."""
+    path = folder / "tools.toml"
+    path.write_text(f"[agent]\ntools = {json.dumps(list(paths))}\n")
+    return str(path)
+
+
+def by_tool(client: Client, tool: str, **arguments: Any) -> ToolResult:
+    """What a model gets from a tool that the client's own session calls."""
+    (ours,) = [
+        one for one in mount(client._client, load_config(settings=client.settings)) if one.name == tool
+    ]
+    return client.call(ours.call(arguments, Call(session=None, assistant_seq=0, call_id="c")))
