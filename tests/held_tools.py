@@ -159,3 +159,7 @@ def meet(folder: str, release: str) -> int:
     inside = len(os.listdir(folder))
     mine.unlink()
     return inside
+
+
+def recurse() -> int:
+    return recurse() + 1

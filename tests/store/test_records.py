@@ -317,6 +317,28 @@ def test_a_finished_step_forgives_earlier_losses(settings: Settings) -> None:
     on_store(settings, scenario)
 
 
+def test_pauses_grow_with_every_loss_also_where_steps_are_finished_between(settings: Settings) -> None:
+    """P2: a child that finishes a step and then takes its worker down."""
+
+    async def scenario(store: Store) -> None:
+        new = a_task()
+        await running(store, new)
+        pauses = []
+        for attempt in (2, 3, 4):
+            await expire_lease(store, new.id)
+            assert await reap(store, new.id, pause_ms=60_000) == "requeued"
+            paused = await store.claim(new.id, "t", "w")
+            assert isinstance(paused, NotClaimed)
+            now_ms = (await store.read(new.id, caller="")).record.task.now_ms
+            pauses.append(round((paused.until_ms - now_ms) / 60_000))
+            await store.link.command("HDEL", store.keys.task(new.id), "not_before")
+            assert isinstance(await store.claim(new.id, "t", "w"), Claimed)
+            await store.append(new.id, Fence(attempt, "t"), attempt - 2, [b"{}"], ended_steps=1, activity="")
+        assert pauses == [1, 2, 4]
+
+    on_store(settings, scenario)
+
+
 def test_a_kill_that_nobody_confirms_settles_by_itself(settings: Settings) -> None:
     async def scenario(store: Store) -> None:
         new = a_task()

@@ -33,7 +33,8 @@ if losses >= num(ARGV[4]) or lost >= num(ARGV[5]) then
     'the worker was lost ' .. lost .. ' times, ' .. losses .. ' since the last finished step', now, 0, false)
   return {'failed', lost}
 end
-local pause = math.min(num(ARGV[6]) * 2 ^ (losses - 1), 300000)
+-- By all losses: a child that finishes a step and then kills its worker must slow down too (P2).
+local pause = math.min(num(ARGV[6]) * 2 ^ (lost - 1), 300000)
 redis.call('HSET', KEYS[1], 'status', 'queued', 'not_before', now + pause, 'activity', '')
 redis.call('ZREM', KEYS[2], id)
 redis.call('ZADD', KEYS[4], now + pause, id)
