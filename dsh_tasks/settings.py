@@ -36,8 +36,8 @@ class Settings(BaseSettings):
     """Leases that may expire in all before the task fails, whatever was finished between them."""
     first_pause_ms: int = Field(1_000, ge=0, le=600_000)
     """Pause before the attempt after the first loss; doubles with each further loss, up to 5 min."""
-    kill_deadline_ms: int = Field(10_000, ge=100, le=600_000)
-    """After this the kill of an unresponsive child settles by itself."""
+    kill_deadline_ms: int = Field(9_000, ge=100, le=600_000)
+    """After this a reaper settles the kill of an unresponsive child, within half a second more."""
 
     live_per_owner: int = Field(10, ge=1, le=100_000)
     """Tasks of one session that may be queued, running or stopping at once."""
