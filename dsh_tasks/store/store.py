@@ -27,6 +27,7 @@ from dsh_tasks.store.answers import (
 )
 from dsh_tasks.store.connection import Link
 from dsh_tasks.store.keys import Keys
+from dsh_tasks.store.packed import packed, unpacked
 from dsh_tasks.store.records import LISTED, due_tasks, limit_reached, record_of, task_of
 from dsh_tasks.task import Outcome, Status, Task, Usage, cut_detail, cut_text
 
@@ -206,7 +207,7 @@ class Store:
                 first,
                 ended_steps,
                 activity,
-                *rows,
+                *(await packed(rows)),
             ],
         )
         if answer[0] == b"ok":
@@ -242,7 +243,7 @@ class Store:
                 outcome.usage.output_tokens,
                 outcome.usage.model_calls,
                 first,
-                *rows,
+                *(await packed(rows)),
             ],
         )
         if answer[0] == b"settled":
@@ -438,7 +439,7 @@ class Store:
         args: list[str | bytes | int | float] = ["XRANGE", self.keys.log(task_id), f"{start + 1}-0", "+"]
         if most is not None:
             args += ["COUNT", most]
-        return [fields[1] for _, fields in _entries(await self.link.command(*args))]
+        return await unpacked([fields[1] for _, fields in _entries(await self.link.command(*args))])
 
     async def started_by(self, sessions: Sequence[str]) -> list[list[str]]:
         """Ids of the tasks that each session started, in order of acceptance."""

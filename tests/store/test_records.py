@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import secrets
 from collections.abc import Awaitable, Callable
 from typing import Any
@@ -25,6 +26,7 @@ from dsh_tasks.store import (
     Store,
     connect,
 )
+from dsh_tasks.store.packed import MAGIC
 from dsh_tasks.task import ALLOWED, Cause, Outcome, Status, Usage
 
 Scenario = Callable[[Store], Awaitable[None]]
@@ -313,6 +315,26 @@ def test_a_finished_step_forgives_earlier_losses(settings: Settings) -> None:
         assert isinstance(claimed, Claimed) and claimed.record.task.losses == 1
         await store.append(new.id, Fence(2, "t"), 0, [b"{}"], ended_steps=1, activity="")
         assert (await store.read(new.id, caller="")).record.task.losses == 0
+
+    on_store(settings, scenario)
+
+
+def test_large_rows_lie_small_on_the_server_and_come_back_as_they_were(settings: Settings) -> None:
+    async def scenario(store: Store) -> None:
+        new = a_task()
+        fence = await running(store, new)
+        rows = [
+            b'{"n":1}',
+            b'{"text":"' + b"0123456789" * 100_000 + b'"}',
+            b'{"noise":"' + os.urandom(50_000) + b'"}',
+        ]
+        await store.append(new.id, fence, 0, rows, ended_steps=0, activity="")
+        assert await store.own_rows(new.id) == rows
+        assert await store.own_rows(new.id, 1, most=1) == rows[1:2]
+        assert await store.link.command("MEMORY", "USAGE", store.keys.log(new.id), "SAMPLES", 0) < 100_000
+        await store.link.command("XADD", store.keys.log(new.id), "9-0", "r", MAGIC + b"damaged")
+        with pytest.raises(StoreUnavailable, match="damaged"):
+            await store.own_rows(new.id)
 
     on_store(settings, scenario)
 
