@@ -163,3 +163,8 @@ def meet(folder: str, release: str) -> int:
 
 def recurse() -> int:
     return recurse() + 1
+
+
+def image() -> str:
+    """What the file that the environment names holds."""
+    return Path(os.environ["IMAGE"]).read_text()
