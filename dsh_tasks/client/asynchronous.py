@@ -16,11 +16,12 @@ from types import TracebackType
 from typing import Any, Self
 
 from dsh_tasks.cancellation import to_the_end
-from dsh_tasks.client.output import Output, Page, check_page
+from dsh_tasks.client.output import Output, Page, check_page, check_timeout
 from dsh_tasks.client.parents import Forked, Parents
 from dsh_tasks.client.publisher import Publisher
 from dsh_tasks.client.starting import BATCH_MOST, Start, life_ms
-from dsh_tasks.client.waiting import POLL_S, RecordWaiter, Waiter
+from dsh_tasks.client.waiting import POLL_S, RecordWaiter, Until, Waiter, in_time
+from dsh_tasks.client.waits import InboxSeen, Waited, WaitTime, checked_wait
 from dsh_tasks.errors import (
     DshTasksError,
     InputRefused,
@@ -384,12 +385,11 @@ class AsyncClient:
         """
         check_page(task_id, timeout_ms, offset, limit_bytes)
         started = time.monotonic()
-        first = await self._read(task_id, offset, limit_bytes)
-        asked = timeout_ms if timeout_ms is not None else self.settings.wait_default_ms
-        capped = wait and asked > self.settings.wait_cap_ms
+        span = WaitTime.of(timeout_ms, self.settings)
+        first = await in_time(self._read(task_id, offset, limit_bytes), span.seconds if wait else None)
         if wait and not first.task.is_terminal:
-            await self.waiter.until_ended(task_id, min(asked, self.settings.wait_cap_ms) / 1000)
-            first = await self._read(task_id, offset, limit_bytes)
+            await self.waiter.until_ended(task_id, span.seconds)
+            first = await in_time(self._read(task_id, offset, limit_bytes), 0)
         waited = int((time.monotonic() - started) * 1000) if wait else 0
         return Output(
             task=first.task,
@@ -399,9 +399,37 @@ class AsyncClient:
             next_offset=first.next_offset,
             timed_out=wait and not first.task.is_terminal,
             waited_ms=waited,
-            wait_capped=capped,
+            wait_capped=wait and span.is_capped,
             structured=first.record.structured,
             has_structured=first.record.has_structured,
+        )
+
+    async def wait(
+        self, task_ids: Sequence[str], *, until: Until = "all", timeout_ms: int | None = None
+    ) -> Waited:
+        """Wait until one (`any`) or each (`all`) of the tasks has ended, at most `timeout_ms`.
+
+        1 to 1,000 ids; one that is named twice counts once. A timed-out wait leaves the tasks alive. The
+        owner's look at an end holds the notice back. Raises OptionRefused (bounds), TaskNotFound for the
+        first id that is unknown or not the caller's, before any waiting, and StoreUnavailable.
+        """
+        ids = checked_wait(task_ids, until, timeout_ms)
+        started, span = time.monotonic(), WaitTime.of(timeout_ms, self.settings)
+        seen = await in_time(self.store.look(ids, caller=self.caller), span.seconds)
+        if not _enough([status.is_terminal for status in seen], until):
+            await self.waiter.until_enough(ids, until, span.seconds)
+        tasks = {task.id: task for task in await in_time(self.store.tasks(ids), 0)}
+        if pruned := [one for one in ids if one not in tasks]:
+            raise TaskNotFound(pruned[0])
+        ended = tuple(tasks[one] for one in ids if tasks[one].is_terminal)
+        if ended:
+            await in_time(self.store.look([task.id for task in ended], caller=self.caller, hold=True), 0)
+        return Waited(
+            ended=ended,
+            live=tuple(tasks[one] for one in ids if not tasks[one].is_terminal),
+            timed_out=not _enough([tasks[one].is_terminal for one in ids], until),
+            waited_ms=int((time.monotonic() - started) * 1000),
+            wait_capped=span.is_capped,
         )
 
     async def _read(self, task_id: str, offset: int, limit_bytes: int | None) -> Page:
@@ -562,11 +590,44 @@ class AsyncClient:
             await inbox.acknowledge([notice.task_id for notice in found], fence=self.fence)
         return found
 
+    async def wait_for_inbox(
+        self, *, since: Sequence[Notice] = (), timeout_ms: int | None = None
+    ) -> InboxSeen:
+        """Wait until this session's inbox holds other notices than `since`, at most `timeout_ms`.
+
+        `since` is what an earlier answer told; left out, any notice ends the wait, also one that is there
+        already. It only looks: nothing is taken or acknowledged. Raises OptionRefused, StoreUnavailable.
+        """
+        check_timeout(timeout_ms)
+        inbox, known = self.inbox(), [notice.id for notice in since]
+        started, span = time.monotonic(), WaitTime.of(timeout_ms, self.settings)
+        found: tuple[Notice, ...] = ()
+
+        async def differs() -> bool:
+            nonlocal found
+            found = await inbox.take()
+            return [notice.id for notice in found] != known
+
+        changed = await in_time(differs(), span.seconds)
+        if not changed:
+            await self.waiter.until_inbox(inbox.session, differs, span.seconds)
+            changed = await in_time(differs(), 0)
+        return InboxSeen(
+            notices=found,
+            timed_out=not changed,
+            waited_ms=int((time.monotonic() - started) * 1000),
+            wait_capped=span.is_capped,
+        )
+
     @contextlib.asynccontextmanager
     async def woken_by_notices(self) -> AsyncIterator[asyncio.Event]:
         """An event that is set when something came into this session's inbox."""
         async with self._wakeups.on(self.store.keys.inbox(self.inbox().session)) as woken:
             yield woken
+
+
+def _enough(ended: Sequence[bool], until: Until) -> bool:
+    return all(ended) if until == "all" else any(ended)
 
 
 def key_conflict(accepted: Accepted, call: str) -> KeyConflict | None:

@@ -11,6 +11,8 @@ from typing import Any, Self, TypeVar
 from dsh_tasks.client.asynchronous import AsyncClient, AsyncRun
 from dsh_tasks.client.output import Output
 from dsh_tasks.client.starting import Start
+from dsh_tasks.client.waiting import Until
+from dsh_tasks.client.waits import InboxSeen, Waited
 from dsh_tasks.errors import DshTasksError, StoreUnavailable
 from dsh_tasks.notice import Notice
 from dsh_tasks.provider import Registry
@@ -183,6 +185,10 @@ class Client:
             )
         )
 
+    def wait(self, task_ids: Sequence[str], *, until: Until = "all", timeout_ms: int | None = None) -> Waited:
+        """Wait until one or each of the tasks has ended; see AsyncClient.wait."""
+        return self.call(self._client.wait(task_ids, until=until, timeout_ms=timeout_ms))
+
     def task(self, task_id: str) -> Task:
         """The record. Raises TaskNotFound."""
         return self.call(self._client.task(task_id))
@@ -227,6 +233,10 @@ class Client:
     def notices(self, *, acknowledge: bool = False) -> tuple[Notice, ...]:
         """Endings not yet acknowledged; see AsyncClient.notices."""
         return self.call(self._client.notices(acknowledge=acknowledge))
+
+    def wait_for_inbox(self, *, since: Sequence[Notice] = (), timeout_ms: int | None = None) -> InboxSeen:
+        """Wait until the inbox holds other notices than `since`; see AsyncClient.wait_for_inbox."""
+        return self.call(self._client.wait_for_inbox(since=since, timeout_ms=timeout_ms))
 
     def close(self) -> None:
         """Close the connections. Children live on."""

@@ -20,6 +20,7 @@ NAMES = (
     "heartbeat",
     "hints",
     "kill",
+    "look",
     "mark",
     "read",
     "reap",

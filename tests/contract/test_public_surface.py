@@ -32,6 +32,8 @@ VERBS = [
     "stats",
     "task",
     "usage",
+    "wait",
+    "wait_for_inbox",
 ]
 
 
