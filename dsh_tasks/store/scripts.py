@@ -19,6 +19,8 @@ NAMES = (
     "hand_back",
     "heartbeat",
     "hints",
+    "hook_claim",
+    "hook_done",
     "kill",
     "look",
     "mark",

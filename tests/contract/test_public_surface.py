@@ -101,7 +101,7 @@ def test_every_key_pattern_is_written_down_once() -> None:
     keys = Keys("p:")
     makers = [name for name in vars(Keys) if not name.startswith("_") and name != "prefix"]
     documented = set(re.findall(r"^    ([a-z]+):<", module.__doc__ or "", re.MULTILINE))
-    documented |= set("leases stops due kills deadlines endings stats sweeper".split())
+    documented |= set("leases stops due kills deadlines endings stats sweeper hook hooks hookstats".split())
     made = set()
     for name in makers:
         attribute = getattr(keys, name)
