@@ -16,6 +16,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from dsh_tasks.cancellation import to_the_end
+from dsh_tasks.client.endings import AsyncSubscription, OnEndings
 from dsh_tasks.client.output import Output, Page, check_page, check_timeout
 from dsh_tasks.client.parents import Forked, Parents
 from dsh_tasks.client.publisher import Publisher
@@ -120,6 +121,7 @@ class AsyncClient:
         self._publisher = publisher
         self.waiter: Waiter = waiter or RecordWaiter(store, wakeups)
         self._parents = parents or Parents()
+        self._subscriptions: set[AsyncSubscription] = set()
         self._speaker = secrets.token_hex(8)
 
     @classmethod
@@ -159,7 +161,8 @@ class AsyncClient:
         await self.close()
 
     async def close(self) -> None:
-        """Close the connections. Children live on."""
+        """End the callbacks and close the connections. Children live on."""
+        await asyncio.gather(*(one.stop() for one in tuple(self._subscriptions)))
         await self._wakeups.close()
         await self._wakeups.disconnect()
         self._publisher.close()
@@ -167,7 +170,7 @@ class AsyncClient:
 
     def for_owner(self, owner: str) -> AsyncClient:
         """The same connections, bound to a session."""
-        return AsyncClient(
+        other = AsyncClient(
             self.store,
             self._wakeups,
             self._publisher,
@@ -176,6 +179,9 @@ class AsyncClient:
             waiter=self.waiter,
             parents=self._parents,
         )
+        # Whoever closes the connections ends what uses them.
+        other._subscriptions = self._subscriptions
+        return other
 
     @property
     def caller(self) -> str:
@@ -618,6 +624,29 @@ class AsyncClient:
             waited_ms=int((time.monotonic() - started) * 1000),
             wait_capped=span.is_capped,
         )
+
+    async def on_endings(self, callback: OnEndings) -> AsyncSubscription:
+        """Let `callback` hear of every ending of this session, in batches, until it is stopped.
+
+        It speaks for the session as a parent loop does. A batch is acknowledged after the callback returned;
+        where it raised, its notices come again, each by itself, after 1 s, doubling up to a minute. Heard of
+        at least once, also across restarts of server and process. A coroutine function is awaited, a plain
+        one runs in a thread. Close, or `stop` of what is returned, ends it.
+
+        Raises SpeakerTaken where another process speaks for the session, OptionRefused, StoreUnavailable.
+        """
+        subscription = AsyncSubscription(
+            self.inbox(),
+            callback,
+            self.woken_by_notices,
+            lease_ms=self.settings.speaker_lease_ms,
+            fence=self.fence,
+        )
+        running = await subscription.start()
+        # Known until it has ended, also where the caller keeps nothing of it.
+        self._subscriptions.add(subscription)
+        running.add_done_callback(lambda _: self._subscriptions.discard(subscription))
+        return subscription
 
     @contextlib.asynccontextmanager
     async def woken_by_notices(self) -> AsyncIterator[asyncio.Event]:
