@@ -1,6 +1,6 @@
 """Durable, distributed background subagents. Nothing is defined here; these are the names that users need."""
 
-from dsh_tasks.client import AsyncClient, AsyncRun, Client, Output, Run, Start
+from dsh_tasks.client import AsyncClient, AsyncRun, Client, InboxSeen, Output, Run, Start, Waited
 from dsh_tasks.config import Config, load_config
 from dsh_tasks.errors import (
     ConfigRefused,
@@ -43,6 +43,7 @@ __all__ = [
     "ConfigRefused",
     "DshTasksError",
     "Event",
+    "InboxSeen",
     "InputRefused",
     "KeyConflict",
     "KillReceipt",
@@ -74,6 +75,7 @@ __all__ = [
     "ToolResult",
     "Turn",
     "Usage",
+    "Waited",
     "load_config",
     "load_settings",
     "mount",

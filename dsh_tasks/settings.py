@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from pydantic import Field, ValidationError
+from pydantic import Field, SecretStr, ValidationError, ValidationInfo, field_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
+from dsh_tasks import signing
 from dsh_tasks.errors import ConfigRefused
 
 
@@ -12,7 +13,12 @@ class Settings(BaseSettings):
     """The knobs of one installation. Clients and workers of one installation should agree on them."""
 
     model_config = SettingsConfigDict(
-        env_prefix="DSH_TASKS_", frozen=True, extra="ignore", use_attribute_docstrings=True
+        env_prefix="DSH_TASKS_",
+        frozen=True,
+        extra="ignore",
+        use_attribute_docstrings=True,
+        # Among the knobs are secrets.
+        hide_input_in_errors=True,
     )
 
     redis_url: str | None = None
@@ -99,6 +105,34 @@ class Settings(BaseSettings):
     republish_ms: int = Field(30_000, ge=100)
     """First pause before a queued task is published again; doubles up to ten minutes."""
 
+    webhook_url: str | None = Field(None, repr=False)
+    """Where workers send each ending that puts a notice (http or https); needs `webhook_secret`."""
+    webhook_secret: SecretStr | None = Field(None, validate_default=True)
+    """What signs them: `whsec_` and 24 to 64 bytes in base64; several with spaces between while rotating."""
+    webhook_timeout_ms: int = Field(15_000, ge=100, le=60_000)
+    """Deadline of one try to send an ending."""
+    webhook_first_pause_ms: int = Field(5_000, ge=50, le=3_600_000)
+    """Pause before an ending is sent again; five times as long with each failure, up to 2 h, jittered."""
+    webhook_give_up_ms: int = Field(86_400_000, ge=1_000, le=604_800_000)
+    """How long after its first try an ending is still sent; then it is dropped and counted."""
+
+    @field_validator("webhook_url")
+    @classmethod
+    def _is_endpoint(cls, url: str | None) -> str | None:
+        if url is not None:
+            signing.check_endpoint(url)
+        return url
+
+    @field_validator("webhook_secret")
+    @classmethod
+    def _signs(cls, secret: SecretStr | None, info: ValidationInfo) -> SecretStr | None:
+        if secret is not None:
+            signing.keys_of(secret.get_secret_value())
+        if (secret is None) != (info.data.get("webhook_url") is None) and "webhook_url" in info.data:
+            msg = "DSH_TASKS_WEBHOOK_URL and DSH_TASKS_WEBHOOK_SECRET go together"
+            raise ValueError(msg)
+        return secret
+
     @property
     def effective_broker_url(self) -> str | None:
         """The queue's server: `broker_url`, else `redis_url`."""
@@ -112,4 +146,4 @@ def load(**overrides: object) -> Settings:
     except ValidationError as error:
         first = error.errors(include_url=False, include_input=False)[0]
         name = ".".join(str(part) for part in first["loc"]) or "settings"
-        raise ConfigRefused(f"DSH_TASKS_{name.upper()}", first["msg"]) from None
+        raise ConfigRefused(f"DSH_TASKS_{name.upper()}", first["msg"].removeprefix("Value error, ")) from None

@@ -13,6 +13,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from pydantic import SecretStr
+
 from dsh_tasks.client import Client
 from dsh_tasks.config import load_config
 from dsh_tasks.settings import Settings
@@ -33,7 +35,8 @@ def environment(settings: Settings, **more: str) -> dict[str, str]:
     for name in settings.model_fields_set:
         value = getattr(settings, name)
         if value is not None:
-            env[f"DSH_TASKS_{name.upper()}"] = str(value)
+            open_value = value.get_secret_value() if isinstance(value, SecretStr) else value
+            env[f"DSH_TASKS_{name.upper()}"] = str(open_value)
     env["DSH_TASKS_REDIS_URL"] = settings.redis_url or ""
     env["PYTHONPATH"] = os.pathsep.join([str(ROOT), env.get("PYTHONPATH", "")])
     return env | more

@@ -16,6 +16,9 @@ from workers.start_checks import check_server
 QUIET = ("httpx", "httpx2", "httpcore", "openai", "anthropic")
 """They log each request's URL at INFO, where a base URL may hold a password."""
 
+HELD = ("DSH_TASKS_WEBHOOK_URL", "DSH_TASKS_WEBHOOK_SECRET")
+"""Nobody's but the worker's own: the tools of its children inherit the environment."""
+
 
 def main(argv: list[str] | None = None) -> int:
     """Parse, build, serve. Exit codes as in the README."""
@@ -33,6 +36,9 @@ def main(argv: list[str] | None = None) -> int:
         logging.getLogger(name).setLevel(logging.WARNING)
     try:
         settings = located(load())
+        # Before anything is built: what starts a process hands this environment on.
+        for name in HELD:
+            os.environ.pop(name, None)
         if given.concurrency is not None:
             settings = settings.model_copy(update={"concurrency": given.concurrency})
         check_server(settings)

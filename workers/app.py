@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import logging
 import os
 import socket
 import threading
 from collections.abc import Mapping
+from concurrent.futures import Future
 from typing import Any
 
 from celery import Celery, bootsteps
@@ -20,12 +22,14 @@ from dsh_tasks.queue import Message, make_app, publish
 from dsh_tasks.settings import Settings
 from dsh_tasks.store import Link, Store, Wakeups, connect, connect_sync
 from dsh_tasks.task import Status
+from dsh_tasks.webhook import Endpoint
 from workers import tasks
 from workers.delegation import Delegation
 from workers.engines.agent.engine import AgentEngine
 from workers.engines.base import Engine
 from workers.engines.scripted import NoopEngine, ScriptedEngine
 from workers.heartbeat import Heartbeat
+from workers.hooks import Hooks
 from workers.loop import EventLoop
 from workers.reaper import Reaper
 from workers.runner import Runner
@@ -46,7 +50,7 @@ def worker_name() -> str:
 
 
 class Host:
-    """One worker process: event loop, runner, heartbeat, reaper, control listener."""
+    """One worker process: event loop, runner, heartbeat, reaper, control listener, sender of endings."""
 
     def __init__(
         self, settings: Settings, config: Config, *, engines: Mapping[str, Engine] | None = None
@@ -72,18 +76,35 @@ class Host:
         self.runner.use_tools(delegation.tools_for, delegation.dispose_foreground)
         self.heartbeat = Heartbeat(connect_sync(url, timeout_ms=timeout_ms), settings, self.runner, self.loop)
         self.reaper = Reaper(connect_sync(url, timeout_ms=timeout_ms), settings, self._publish)
+        endpoint = Endpoint.of(settings)
+        self.hooks = Hooks(store.link, settings, endpoint) if endpoint is not None else None
+        self._announced = asyncio.Event()
+        self._sending: Future[None] | None = None
         tasks.register(self.app, self.run)
 
     def start(self) -> None:
         """Start the loop and the threads beside it."""
         self.loop.start()
+        self._sending = self.loop.submit(self._send_endings())
         self.loop.submit(self._listen())
         self.heartbeat.start()
         self.reaper.start()
 
     def run(self, task_id: str) -> str:
         """What a Celery slot does: park until the child has ended."""
-        return self.loop.submit(self.runner.run(task_id)).result()
+        return self.loop.submit(self._run(task_id)).result()
+
+    async def _run(self, task_id: str) -> str:
+        # What ends here must find that endings are wanted.
+        await self._announced.wait()
+        return await self.runner.run(task_id)
+
+    async def _send_endings(self) -> None:
+        if self.hooks is not None:
+            await self.hooks.announce()
+        self._announced.set()
+        if self.hooks is not None:
+            await self.hooks.run()
 
     def leave(self) -> None:
         """Hand everything back; called from Celery's shutdown, so that a warm one ends at once."""
@@ -106,6 +127,8 @@ class Host:
             self.loop.submit(self._publish_given_back()).result(timeout=LEAVE_WITHIN_S)
         except (TimeoutError, StoreUnavailable):
             log.warning("what was handed back is published by another worker's reaper")
+        if self._sending is not None:
+            self._sending.cancel()
         self.heartbeat.stop()
         self.reaper.stop()
         self.loop.stop()

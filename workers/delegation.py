@@ -6,16 +6,14 @@ The only module of the workers that may import client and tools.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import hashlib
 import json
 import secrets
-import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from dsh_tasks.client import POLL_S, AsyncClient, Publisher
+from dsh_tasks.client import REST_PER_TASK_S, AsyncClient, Look, Publisher, Until, watch
 from dsh_tasks.config import Config
 from dsh_tasks.errors import StoreUnavailable
 from dsh_tasks.store import Store, Wakeups
@@ -27,7 +25,7 @@ from workers.runner import Runner
 
 
 class InlineWaiter:
-    """Waits for a descendant, and runs it on this loop whenever it is queued: no slot is needed (rule 10)."""
+    """Waits for descendants, and runs on this loop whichever is queued: no slot is needed (rule 10)."""
 
     def __init__(self, store: Store, wakeups: Wakeups, runner: Runner, attempt: Attempt) -> None:
         self._store = store
@@ -37,34 +35,63 @@ class InlineWaiter:
 
     async def until_ended(self, task_id: str, timeout_s: float | None) -> None:
         """See client.Waiter. A wait that times out leaves its inline child running."""
-        deadline = None if timeout_s is None else time.monotonic() + timeout_s
+        await self.until_enough([task_id], "all", timeout_s)
+
+    async def until_enough(self, task_ids: Sequence[str], until: Until, timeout_s: float | None) -> None:
+        """See client.Waiter. Also where one end is enough, all that are queued run here."""
+        inline = Inline(self._runner, self._attempt)
+
+        async def enough() -> bool:
+            statuses = await self._statuses(task_ids)
+            inline.start_queued(statuses)
+            ended = [status is None or status.is_terminal for status in statuses.values()]
+            return all(ended) if until == "all" else any(ended)
+
+        channels = [self._store.keys.ended(one) for one in task_ids]
         with self._runner.waits(self._attempt):
-            await self._watch(task_id, deadline)
+            await watch(self._wakeups, channels, enough, timeout_s, rest_s=REST_PER_TASK_S * len(channels))
 
-    async def _watch(self, task_id: str, deadline: float | None) -> None:
-        running: asyncio.Task[str] | None = None
-        async with self._wakeups.on(self._store.keys.ended(task_id)) as woken:
-            while True:
-                woken.clear()
-                status = await self._status(task_id)
-                if status is None or status.is_terminal:
-                    return
-                if status is Status.QUEUED and (running is None or running.done()):
-                    running = self._runner.start_inline(task_id, waiting=self._attempt.child.task_id)
-                left_s = POLL_S if deadline is None else min(POLL_S, deadline - time.monotonic())
-                if left_s <= 0:
-                    return
-                with contextlib.suppress(TimeoutError):
-                    async with asyncio.timeout(left_s):
-                        await woken.wait()
+    async def until_inbox(self, session: str, differs: Look, timeout_s: float | None) -> None:
+        """See client.Waiter. What comes into a child's inbox are ends of its children: these run here."""
+        inline = Inline(self._runner, self._attempt)
 
-    async def _status(self, task_id: str) -> Status | None:
+        async def look() -> bool:
+            try:
+                if await differs():
+                    return True
+                inline.start_queued(await self._store.statuses(await self._store.live_of(session)))
+            except StoreUnavailable:
+                return False
+            return False
+
+        with self._runner.waits(self._attempt):
+            await watch(self._wakeups, [self._store.keys.inbox(session)], look, timeout_s)
+
+    async def _statuses(self, task_ids: Sequence[str]) -> Mapping[str, Status | None]:
         try:
-            tasks = await self._store.tasks([task_id])
+            return await self._store.statuses(task_ids)
         except StoreUnavailable:
             # The child's own lease decides whether it may go on waiting.
-            return Status.RUNNING
-        return tasks[0].status if tasks else None
+            return dict.fromkeys(task_ids, Status.RUNNING)
+
+
+class Inline:
+    """What one wait has started on this loop."""
+
+    def __init__(self, runner: Runner, attempt: Attempt) -> None:
+        self._runner = runner
+        self._waiting = attempt.child.task_id
+        self._running: dict[str, asyncio.Task[str]] = {}
+
+    def start_queued(self, statuses: Mapping[str, Status | None]) -> None:
+        """Run what is queued and does not run here yet, as far as the bound admits."""
+        for task_id, status in statuses.items():
+            before = self._running.get(task_id)
+            if status is not Status.QUEUED or (before is not None and not before.done()):
+                continue
+            started = self._runner.start_inline(task_id, waiting=self._waiting)
+            if started is not None:
+                self._running[task_id] = started
 
 
 class ChildClient(AsyncClient):

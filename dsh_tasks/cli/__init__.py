@@ -24,6 +24,7 @@ COMMANDS: dict[str, Callable[..., object]] = {
     "up": up.up,
     "start": start.start,
     "output": tasks.output,
+    "wait": tasks.wait,
     "list": tasks.list_tasks,
     "kill": tasks.kill,
     "notices": tasks.notices,

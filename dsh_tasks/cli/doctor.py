@@ -19,7 +19,7 @@ from dsh_tasks.config import load_config
 from dsh_tasks.errors import ConfigRefused, StoreUnavailable
 from dsh_tasks.queue import make_app
 from dsh_tasks.settings import Settings, load
-from dsh_tasks.store import Link, connect, masked
+from dsh_tasks.store import Link, Outbox, OutboxState, connect, masked
 from dsh_tasks.store.fitness import Finding, Grade, ServerFacts, fail, ok, server_findings
 from dsh_tasks.store.locate import located, recall, state_file
 from dsh_tasks.store.scripts import NAMES
@@ -98,6 +98,7 @@ def _server_findings(settings: Settings) -> Iterator[Finding]:
     yield from server_findings(facts, replicas=settings.replicas)
     yield ok("prefix and queue", f"{settings.prefix!r}, {settings.queue!r}")
     yield _scripts_finding(settings)
+    yield _webhook_finding(settings)
     yield from _queue_findings(settings)
 
 
@@ -112,6 +113,22 @@ async def _facts(settings: Settings) -> ServerFacts:
             # Hosted servers keep CONFIG for themselves.
             return ServerFacts(info, None)
         return ServerFacts(info, _value_of(config))
+    finally:
+        await link.close()
+
+
+def _webhook_finding(settings: Settings) -> Finding:
+    try:
+        state = awaited(_outbox(settings))
+    except StoreUnavailable as error:
+        return fail("webhook", error.facts["why"], "see the findings about server and scripts")
+    return checks.webhook_finding(settings, state)
+
+
+async def _outbox(settings: Settings) -> OutboxState:
+    link = _link(settings)
+    try:
+        return await Outbox(link, settings).state()
     finally:
         await link.close()
 

@@ -1,4 +1,4 @@
-"""`output`, `list`, `kill`, `notices`: one verb of the client each."""
+"""`output`, `wait`, `list`, `kill`, `notices`: one verb of the client each."""
 
 from __future__ import annotations
 
@@ -7,10 +7,21 @@ from typing import Annotated, Any
 
 import typer
 
-from dsh_tasks.cli.border import DONE, AsJson, awaited, emit, exit_code_of, progress, say
+from dsh_tasks.cli.border import (
+    DONE,
+    FAILED,
+    KILLED,
+    STILL_RUNNING,
+    AsJson,
+    awaited,
+    emit,
+    exit_code_of,
+    progress,
+    say,
+)
 from dsh_tasks.cli.connection import OwnerOption, TaskArgument, connected
-from dsh_tasks.cli.render import counted, notice_value, print_tasks, receipt_value, task_value
-from dsh_tasks.client import Output
+from dsh_tasks.cli.render import counted, notice_value, plain_row, print_tasks, receipt_value, task_value
+from dsh_tasks.client import Output, Waited
 from dsh_tasks.notice import Notice
 from dsh_tasks.store import KillReceipt
 from dsh_tasks.task import Task
@@ -103,6 +114,69 @@ def output_value(seen: Output) -> dict[str, Any]:
         "wait_capped": seen.wait_capped,
     }
     return {**value, "structured": seen.structured} if seen.has_structured else value
+
+
+def wait(
+    task_ids: Annotated[list[str], typer.Argument(metavar="ID..", help="Ids of the tasks, at most 1,000.")],
+    owner: OwnerOption = None,
+    any_of: Annotated[bool, typer.Option("--any", help="Until one has ended, instead of all.")] = False,
+    timeout_s: Annotated[
+        float | None,
+        typer.Option(
+            "--timeout", min=0.001, help="Seconds to wait; the default and the cap are settings, in ms."
+        ),
+    ] = None,
+    as_json: AsJson = False,
+) -> int:
+    """Wait for the end of one or several tasks.
+
+    Ends with 7 when the time was over before; else by those that ended: 1 if one failed, 8 if one was
+    killed, 0 if all completed. A look with --owner holds the notices of the endings back for a while.
+    """
+    timeout_ms = None if timeout_s is None else max(1, round(timeout_s * 1000))
+
+    async def waited() -> Waited:
+        async with connected(owner) as client:
+            if not as_json:
+                progress(f"waiting for {counted(len(set(task_ids)), 'task')}; Ctrl-C ends the wait alone")
+            return await client.wait(task_ids, until="any" if any_of else "all", timeout_ms=timeout_ms)
+
+    seen = awaited(waited())
+    if as_json:
+        emit(waited_value(seen))
+    else:
+        for line in waited_lines(seen):
+            say(line)
+    return exit_code_of_all(seen)
+
+
+def waited_lines(seen: Waited) -> list[str]:
+    """A line for each task, then what is to be known about the wait."""
+    lines = [plain_row(0, task) for task in (*seen.ended, *seen.live)]
+    if seen.wait_capped:
+        lines.append("[the wait was cut to the cap of the settings]")
+    if seen.timed_out:
+        lines.append(f"[the wait ended after {seen.waited_ms} ms; what has not ended goes on]")
+    return lines
+
+
+def waited_value(seen: Waited) -> dict[str, Any]:
+    """What a wait saw, as JSON."""
+    return {
+        "ended": [task_value(task) for task in seen.ended],
+        "live": [task_value(task) for task in seen.live],
+        "timed_out": seen.timed_out,
+        "waited_ms": seen.waited_ms,
+        "wait_capped": seen.wait_capped,
+    }
+
+
+def exit_code_of_all(seen: Waited) -> int:
+    """Still running where the time was over; else the worst of what ended: failed, killed, completed."""
+    if seen.timed_out:
+        return STILL_RUNNING
+    codes = {exit_code_of(task) for task in seen.ended}
+    return next((code for code in (FAILED, KILLED) if code in codes), DONE)
 
 
 def list_tasks(

@@ -16,11 +16,13 @@ from types import TracebackType
 from typing import Any, Self
 
 from dsh_tasks.cancellation import to_the_end
-from dsh_tasks.client.output import Output, Page, check_page
+from dsh_tasks.client.endings import AsyncSubscription, OnEndings
+from dsh_tasks.client.output import Output, Page, check_page, check_timeout
 from dsh_tasks.client.parents import Forked, Parents
 from dsh_tasks.client.publisher import Publisher
 from dsh_tasks.client.starting import BATCH_MOST, Start, life_ms
-from dsh_tasks.client.waiting import POLL_S, RecordWaiter, Waiter
+from dsh_tasks.client.waiting import POLL_S, RecordWaiter, Until, Waiter, in_time
+from dsh_tasks.client.waits import InboxSeen, Waited, WaitTime, checked_wait
 from dsh_tasks.errors import (
     DshTasksError,
     InputRefused,
@@ -119,6 +121,7 @@ class AsyncClient:
         self._publisher = publisher
         self.waiter: Waiter = waiter or RecordWaiter(store, wakeups)
         self._parents = parents or Parents()
+        self._subscriptions: set[AsyncSubscription] = set()
         self._speaker = secrets.token_hex(8)
 
     @classmethod
@@ -158,7 +161,8 @@ class AsyncClient:
         await self.close()
 
     async def close(self) -> None:
-        """Close the connections. Children live on."""
+        """End the callbacks and close the connections. Children live on."""
+        await asyncio.gather(*(one.stop() for one in tuple(self._subscriptions)))
         await self._wakeups.close()
         await self._wakeups.disconnect()
         self._publisher.close()
@@ -166,7 +170,7 @@ class AsyncClient:
 
     def for_owner(self, owner: str) -> AsyncClient:
         """The same connections, bound to a session."""
-        return AsyncClient(
+        other = AsyncClient(
             self.store,
             self._wakeups,
             self._publisher,
@@ -175,6 +179,9 @@ class AsyncClient:
             waiter=self.waiter,
             parents=self._parents,
         )
+        # Whoever closes the connections ends what uses them.
+        other._subscriptions = self._subscriptions
+        return other
 
     @property
     def caller(self) -> str:
@@ -384,12 +391,11 @@ class AsyncClient:
         """
         check_page(task_id, timeout_ms, offset, limit_bytes)
         started = time.monotonic()
-        first = await self._read(task_id, offset, limit_bytes)
-        asked = timeout_ms if timeout_ms is not None else self.settings.wait_default_ms
-        capped = wait and asked > self.settings.wait_cap_ms
+        span = WaitTime.of(timeout_ms, self.settings)
+        first = await in_time(self._read(task_id, offset, limit_bytes), span.seconds if wait else None)
         if wait and not first.task.is_terminal:
-            await self.waiter.until_ended(task_id, min(asked, self.settings.wait_cap_ms) / 1000)
-            first = await self._read(task_id, offset, limit_bytes)
+            await self.waiter.until_ended(task_id, span.seconds)
+            first = await in_time(self._read(task_id, offset, limit_bytes), 0)
         waited = int((time.monotonic() - started) * 1000) if wait else 0
         return Output(
             task=first.task,
@@ -399,9 +405,37 @@ class AsyncClient:
             next_offset=first.next_offset,
             timed_out=wait and not first.task.is_terminal,
             waited_ms=waited,
-            wait_capped=capped,
+            wait_capped=wait and span.is_capped,
             structured=first.record.structured,
             has_structured=first.record.has_structured,
+        )
+
+    async def wait(
+        self, task_ids: Sequence[str], *, until: Until = "all", timeout_ms: int | None = None
+    ) -> Waited:
+        """Wait until one (`any`) or each (`all`) of the tasks has ended, at most `timeout_ms`.
+
+        1 to 1,000 ids; one that is named twice counts once. A timed-out wait leaves the tasks alive. The
+        owner's look at an end holds the notice back. Raises OptionRefused (bounds), TaskNotFound for the
+        first id that is unknown or not the caller's, before any waiting, and StoreUnavailable.
+        """
+        ids = checked_wait(task_ids, until, timeout_ms)
+        started, span = time.monotonic(), WaitTime.of(timeout_ms, self.settings)
+        seen = await in_time(self.store.look(ids, caller=self.caller), span.seconds)
+        if not _enough([status.is_terminal for status in seen], until):
+            await self.waiter.until_enough(ids, until, span.seconds)
+        tasks = {task.id: task for task in await in_time(self.store.tasks(ids), 0)}
+        if pruned := [one for one in ids if one not in tasks]:
+            raise TaskNotFound(pruned[0])
+        ended = tuple(tasks[one] for one in ids if tasks[one].is_terminal)
+        if ended:
+            await in_time(self.store.look([task.id for task in ended], caller=self.caller, hold=True), 0)
+        return Waited(
+            ended=ended,
+            live=tuple(tasks[one] for one in ids if not tasks[one].is_terminal),
+            timed_out=not _enough([tasks[one].is_terminal for one in ids], until),
+            waited_ms=int((time.monotonic() - started) * 1000),
+            wait_capped=span.is_capped,
         )
 
     async def _read(self, task_id: str, offset: int, limit_bytes: int | None) -> Page:
@@ -562,11 +596,67 @@ class AsyncClient:
             await inbox.acknowledge([notice.task_id for notice in found], fence=self.fence)
         return found
 
+    async def wait_for_inbox(
+        self, *, since: Sequence[Notice] = (), timeout_ms: int | None = None
+    ) -> InboxSeen:
+        """Wait until this session's inbox holds other notices than `since`, at most `timeout_ms`.
+
+        `since` is what an earlier answer told; left out, any notice ends the wait, also one that is there
+        already. It only looks: nothing is taken or acknowledged. Raises OptionRefused, StoreUnavailable.
+        """
+        check_timeout(timeout_ms)
+        inbox, known = self.inbox(), [notice.id for notice in since]
+        started, span = time.monotonic(), WaitTime.of(timeout_ms, self.settings)
+        found: tuple[Notice, ...] = ()
+
+        async def differs() -> bool:
+            nonlocal found
+            found = await inbox.take()
+            return [notice.id for notice in found] != known
+
+        changed = await in_time(differs(), span.seconds)
+        if not changed:
+            await self.waiter.until_inbox(inbox.session, differs, span.seconds)
+            changed = await in_time(differs(), 0)
+        return InboxSeen(
+            notices=found,
+            timed_out=not changed,
+            waited_ms=int((time.monotonic() - started) * 1000),
+            wait_capped=span.is_capped,
+        )
+
+    async def on_endings(self, callback: OnEndings) -> AsyncSubscription:
+        """Let `callback` hear of every ending of this session, in batches, until it is stopped.
+
+        It speaks for the session as a parent loop does. A batch is acknowledged after the callback returned;
+        where it raised, its notices come again, each by itself, after 1 s, doubling up to a minute. Heard of
+        at least once, also across restarts of server and process. A coroutine function is awaited, a plain
+        one runs in a thread. Close, or `stop` of what is returned, ends it.
+
+        Raises SpeakerTaken where another process speaks for the session, OptionRefused, StoreUnavailable.
+        """
+        subscription = AsyncSubscription(
+            self.inbox(),
+            callback,
+            self.woken_by_notices,
+            lease_ms=self.settings.speaker_lease_ms,
+            fence=self.fence,
+        )
+        running = await subscription.start()
+        # Known until it has ended, also where the caller keeps nothing of it.
+        self._subscriptions.add(subscription)
+        running.add_done_callback(lambda _: self._subscriptions.discard(subscription))
+        return subscription
+
     @contextlib.asynccontextmanager
     async def woken_by_notices(self) -> AsyncIterator[asyncio.Event]:
         """An event that is set when something came into this session's inbox."""
         async with self._wakeups.on(self.store.keys.inbox(self.inbox().session)) as woken:
             yield woken
+
+
+def _enough(ended: Sequence[bool], until: Until) -> bool:
+    return all(ended) if until == "all" else any(ended)
 
 
 def key_conflict(accepted: Accepted, call: str) -> KeyConflict | None:

@@ -63,12 +63,17 @@ class Page:
 def check_page(task_id: str, timeout_ms: float | None, offset: int, limit_bytes: int | None) -> None:
     """Refuse what no read can honour, before any look-up. Raises OptionRefused."""
     checked_text("task_id", task_id, NAME_MAX_BYTES)
-    if timeout_ms is not None and (isinstance(timeout_ms, bool) or not (0 < timeout_ms < float("inf"))):
-        raise OptionRefused("timeout_ms", "a positive number of milliseconds")
+    check_timeout(timeout_ms)
     if not is_count(offset):
         raise OptionRefused("offset", "a whole number of bytes from 0")
     if limit_bytes is not None and not (is_count(limit_bytes) and limit_bytes > 0):
         raise OptionRefused("limit_bytes", "a whole number of bytes from 1")
+
+
+def check_timeout(timeout_ms: float | None) -> None:
+    """Raises OptionRefused for a time that no wait can honour."""
+    if timeout_ms is not None and (isinstance(timeout_ms, bool) or not (0 < timeout_ms < float("inf"))):
+        raise OptionRefused("timeout_ms", "a positive number of milliseconds")
 
 
 def is_count(value: Any) -> bool:

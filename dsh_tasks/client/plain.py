@@ -9,8 +9,11 @@ from types import TracebackType
 from typing import Any, Self, TypeVar
 
 from dsh_tasks.client.asynchronous import AsyncClient, AsyncRun
+from dsh_tasks.client.endings import AsyncSubscription, OnEndings
 from dsh_tasks.client.output import Output
 from dsh_tasks.client.starting import Start
+from dsh_tasks.client.waiting import Until
+from dsh_tasks.client.waits import InboxSeen, Waited
 from dsh_tasks.errors import DshTasksError, StoreUnavailable
 from dsh_tasks.notice import Notice
 from dsh_tasks.provider import Registry
@@ -45,6 +48,31 @@ class Run:
     def dispose(self) -> None:
         """Kill what still runs and wait until it has ended. Twice is once."""
         self._client.call(self._run.dispose())
+
+
+class Subscription:
+    """A callback at work, for plain code; `stop`, or leave its `with`, to end it."""
+
+    def __init__(self, client: Client, subscription: AsyncSubscription) -> None:
+        self._client = client
+        self._subscription = subscription
+
+    def stop(self) -> None:
+        """Take no more, let a callback that runs return; see AsyncSubscription.stop. Twice is once."""
+        self._client.call(self._subscription.stop())
+
+    @property
+    def is_running(self) -> bool:
+        """It has not been told to stop."""
+        return self._subscription.is_running
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.stop()
 
 
 class Client:
@@ -183,6 +211,10 @@ class Client:
             )
         )
 
+    def wait(self, task_ids: Sequence[str], *, until: Until = "all", timeout_ms: int | None = None) -> Waited:
+        """Wait until one or each of the tasks has ended; see AsyncClient.wait."""
+        return self.call(self._client.wait(task_ids, until=until, timeout_ms=timeout_ms))
+
     def task(self, task_id: str) -> Task:
         """The record. Raises TaskNotFound."""
         return self.call(self._client.task(task_id))
@@ -228,8 +260,19 @@ class Client:
         """Endings not yet acknowledged; see AsyncClient.notices."""
         return self.call(self._client.notices(acknowledge=acknowledge))
 
+    def wait_for_inbox(self, *, since: Sequence[Notice] = (), timeout_ms: int | None = None) -> InboxSeen:
+        """Wait until the inbox holds other notices than `since`; see AsyncClient.wait_for_inbox."""
+        return self.call(self._client.wait_for_inbox(since=since, timeout_ms=timeout_ms))
+
+    def on_endings(self, callback: OnEndings) -> Subscription:
+        """Let `callback` hear of every ending of this session; see AsyncClient.on_endings.
+
+        A plain function may use this client; a coroutine function runs on the client's own loop and may not.
+        """
+        return Subscription(self, self.call(self._client.on_endings(callback)))
+
     def close(self) -> None:
-        """Close the connections. Children live on."""
+        """End the callbacks and close the connections. Children live on."""
         if not self._owns_loop:
             return
         self.call(self._end())

@@ -18,6 +18,7 @@ from dsh_tasks.store.answers import (
 from dsh_tasks.store.connection import Link, connect, connect_sync, masked
 from dsh_tasks.store.inbox import Inbox
 from dsh_tasks.store.keys import Keys
+from dsh_tasks.store.outbox import Gone, Outbox, OutboxState
 from dsh_tasks.store.store import Store
 from dsh_tasks.store.wakeups import Wakeups
 
@@ -28,12 +29,15 @@ __all__ = [
     "DueTask",
     "Fence",
     "FencedOff",
+    "Gone",
     "Inbox",
     "Keys",
     "KillReceipt",
     "Link",
     "NewTask",
     "NotClaimed",
+    "Outbox",
+    "OutboxState",
     "OutputPage",
     "Record",
     "Settled",

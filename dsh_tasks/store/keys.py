@@ -18,6 +18,9 @@
     kills              zset    tops of kills that go on in steps: what stands below is as good as dead
     stats              hash    counters for operators: messages without a record, pruned records; expires
     sweeper            string  token of the worker that looks for lost hints; expires
+    hook               string  endings are sent: digest of the endpoint; expires a week after a worker said so
+    hooks              zset    endings to send: id -> due ms; expires a week after the last one came
+    hookstats          hash    what came of sending, which endpoint wants no more; one, for ever
 
 Channels: ended:<id>, inbox:<session>, control (ids that are to stop). They only wake.
 """
@@ -132,6 +135,21 @@ class Keys:
     def kills(self) -> str:
         """Kills whose subtree was too large for one step."""
         return f"{self.prefix}kills"
+
+    @property
+    def hook(self) -> str:
+        """Whether endings are to be sent to an endpoint."""
+        return f"{self.prefix}hook"
+
+    @property
+    def hooks(self) -> str:
+        """Endings to send, by the time of their next try."""
+        return f"{self.prefix}hooks"
+
+    @property
+    def hookstats(self) -> str:
+        """What came of sending."""
+        return f"{self.prefix}hookstats"
 
     @property
     def control(self) -> str:

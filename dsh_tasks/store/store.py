@@ -434,6 +434,32 @@ class Store:
             raise TaskNotFound(task_id)
         return OutputPage(record_of(answer[3:], now_ms=int(answer[1])), answer[2])
 
+    async def look(self, ids: Sequence[str], *, caller: str, hold: bool = False) -> list[Status]:
+        """The statuses of tasks that are the caller's or below, in one step. Raises TaskNotFound."""
+        k = self.keys
+        held_ms = self.settings.notice_hold_ms if hold else 0
+        answer = await self.link.script(
+            "look", [k.task(one) for one in ids], [k.prefix, caller, held_ms, *ids]
+        )
+        if answer[0] == b"missing":
+            raise TaskNotFound(answer[1].decode())
+        return [Status(one.decode()) for one in answer[2:]]
+
+    async def statuses(self, ids: Sequence[str]) -> dict[str, Status | None]:
+        """The status of each task as it is now; None where there is no record."""
+        async with self.link.client.pipeline(transaction=False) as pipe:
+            for task_id in ids:
+                pipe.hget(self.keys.task(task_id), "status")
+            found = await self.link.within(pipe.execute()) if ids else []
+        return {
+            task_id: Status(status.decode()) if status else None
+            for task_id, status in zip(ids, found, strict=True)
+        }
+
+    async def live_of(self, session: str) -> list[str]:
+        """Tasks that a session started and that have not ended, in no order."""
+        return [one.decode() for one in await self.link.command("SMEMBERS", self.keys.live(session))]
+
     async def own_rows(self, task_id: str, start: int = 0, most: int | None = None) -> list[bytes]:
         """The child's own rows from place `start`, as JSON."""
         args: list[str | bytes | int | float] = ["XRANGE", self.keys.log(task_id), f"{start + 1}-0", "+"]

@@ -12,9 +12,15 @@ from contextlib import asynccontextmanager
 import redis.asyncio as aredis
 from redis.exceptions import RedisError
 
+from dsh_tasks.pauses import GrowingPause
+
 log = logging.getLogger(__name__)
 
+CONFIRM_S = 0.5
+"""How long a wait stands still for the confirmation of its subscription."""
 RECONNECT_S = 0.5
+LONGEST_RECONNECT_S = 2.0
+"""A kill is pushed through this connection: a server that came back must not wait long for us."""
 
 
 class Wakeups:
@@ -27,24 +33,32 @@ class Wakeups:
         self._changed = asyncio.Event()
         self._listener: asyncio.Task[None] | None = None
         self._payloads: dict[str, asyncio.Queue[bytes]] = {}
+        # A server that restarts meets all of its clients at once.
+        self._pause = GrowingPause(RECONNECT_S, LONGEST_RECONNECT_S)
 
     @asynccontextmanager
-    async def on(self, channel: str) -> AsyncIterator[asyncio.Event]:
-        """An event that is set when `channel` speaks. Clear it, read the record, then wait."""
+    async def on(self, *channels: str) -> AsyncIterator[asyncio.Event]:
+        """An event that is set when one of `channels` speaks. Clear it, read the record, then wait."""
         woken = asyncio.Event()
-        self._waiters[channel].add(woken)
-        confirmed = self._want(channel)
+        for channel in channels:
+            self._waiters[channel].add(woken)
+        confirmed = [self._want(channel) for channel in channels]
         try:
             # Not confirmed in time: the slow poll behind every wait covers it.
             with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(RECONNECT_S):
-                    await confirmed.wait()
+                async with asyncio.timeout(CONFIRM_S):
+                    for one in confirmed:
+                        await one.wait()
             yield woken
         finally:
-            self._waiters[channel].discard(woken)
-            if not self._waiters[channel]:
-                del self._waiters[channel]
-                self._changed.set()
+            for channel in channels:
+                self._leave(channel, woken)
+
+    def _leave(self, channel: str, woken: asyncio.Event) -> None:
+        self._waiters[channel].discard(woken)
+        if not self._waiters[channel]:
+            del self._waiters[channel]
+            self._changed.set()
 
     async def messages(self, channel: str) -> AsyncIterator[bytes]:
         """Payloads of a channel, for as long as the caller listens; what is sent meanwhile queues."""
@@ -68,7 +82,7 @@ class Wakeups:
                 log.debug("subscription lost: %s", type(error).__name__)
             for confirmed in self._confirmed.values():
                 confirmed.clear()
-            await asyncio.sleep(RECONNECT_S)
+            await asyncio.sleep(self._pause.after_failure())
             self._changed.set()
             self._wake_all()
 
@@ -122,8 +136,10 @@ class Wakeups:
             if message is None:
                 continue
             channel = message["channel"].decode()
-            if message["type"] == "subscribe" and channel in self._confirmed:
-                self._confirmed[channel].set()
+            if message["type"] == "subscribe":
+                self._pause.after_success()
+                if channel in self._confirmed:
+                    self._confirmed[channel].set()
             elif message["type"] == "message":
                 if channel in self._payloads:
                     self._payloads[channel].put_nowait(message["data"])

@@ -11,7 +11,7 @@ import pytest
 
 import dsh_tasks
 from dsh_tasks import errors
-from dsh_tasks.client import AsyncClient, AsyncRun, Client, Run
+from dsh_tasks.client import AsyncClient, AsyncRun, AsyncSubscription, Client, Run, Subscription
 from dsh_tasks.queue import Message, make_app, publish
 from dsh_tasks.settings import Settings
 from dsh_tasks.store import Keys, embedded
@@ -24,6 +24,7 @@ VERBS = [
     "kill",
     "list_tasks",
     "notices",
+    "on_endings",
     "output",
     "prune",
     "session",
@@ -32,6 +33,8 @@ VERBS = [
     "stats",
     "task",
     "usage",
+    "wait",
+    "wait_for_inbox",
 ]
 
 
@@ -52,6 +55,15 @@ def test_both_clients_have_each_verb_with_the_same_parameters(verb: str) -> None
 def test_both_runs_have_the_same_verbs() -> None:
     public = [{name for name in vars(kind) if not name.startswith("_")} for kind in (Run, AsyncRun)]
     assert public[0] == public[1] == {"dispose", "result"}
+
+
+def test_both_subscriptions_have_the_same_verbs() -> None:
+    public = [
+        {name for name in vars(kind) if not name.startswith("_")}
+        for kind in (Subscription, AsyncSubscription)
+    ]
+    assert public[0] == {"is_running", "stop"}
+    assert public[1] == public[0] | {"start"}
 
 
 EVERY_ERROR = [
@@ -99,7 +111,7 @@ def test_every_key_pattern_is_written_down_once() -> None:
     keys = Keys("p:")
     makers = [name for name in vars(Keys) if not name.startswith("_") and name != "prefix"]
     documented = set(re.findall(r"^    ([a-z]+):<", module.__doc__ or "", re.MULTILINE))
-    documented |= set("leases stops due kills deadlines endings stats sweeper".split())
+    documented |= set("leases stops due kills deadlines endings stats sweeper hook hooks hookstats".split())
     made = set()
     for name in makers:
         attribute = getattr(keys, name)

@@ -70,9 +70,27 @@ def test_a_failed_child_ends_with_1(working: Cli, owner: str) -> None:
     assert working("output", task_id, "--wait").returncode == 1
 
 
+def test_a_wait_for_several_ends_with_what_came_of_them(working: Cli, owner: str) -> None:
+    good, bad = started(working, "hello", owner=owner), started(working, FAIL, owner=owner)
+    long = started(working, LONG, owner=owner)
+    assert working("wait", good, "--timeout", "30").returncode == 0
+    assert working("wait", good, bad, "--timeout", "30").returncode == 1
+    assert working("wait", good, long, "--any", "--timeout", "30").returncode == 0
+    over = working("wait", good, long, "--timeout", "0.5")
+    assert over.returncode == 7
+    assert [line.split()[0] for line in over.stdout.splitlines()[:2]] == [good, long]
+    assert "goes on" in over.stdout
+    assert working("kill", long).returncode == 0
+    seen = working.json("wait", good, long, "--timeout", "30", code=8)
+    assert [task["status"] for task in seen["ended"]] == ["completed", "killed"]
+    assert (seen["live"], seen["timed_out"], seen["wait_capped"]) == ([], False, False)
+    assert working("wait", good, UNKNOWN).returncode == 3
+    assert working("wait").returncode == 2
+
+
 def test_an_unknown_id_and_a_strangers_id_end_with_3_and_read_the_same(cli: Cli) -> None:
     task_id = started(cli, "hello", owner="mine")
-    for verb in ("output", "kill", "log"):
+    for verb in ("output", "wait", "kill", "log"):
         unknown, foreign = cli(verb, UNKNOWN, "--owner", "me"), cli(verb, task_id, "--owner", "stranger")
         assert (unknown.returncode, foreign.returncode) == (3, 3)
         assert foreign.stderr.replace(task_id, UNKNOWN) == unknown.stderr

@@ -24,6 +24,7 @@ SOME_ID = "subagent-" + "0" * 32
 
 VERBS = {
     "output": [SOME_ID],
+    "wait": [SOME_ID],
     "list": [],
     "kill": [SOME_ID],
     "notices": ["--owner", "o"],

@@ -101,6 +101,17 @@ local function finish(prefix, id, status, cause, detail, now, hold_until, silent
     redis.call('HSET', prefix .. 'holds:' .. owner, id, hold_until)
   end
   redis.call('PUBLISH', prefix .. 'inbox:' .. owner, id)
+  -- A worker says that this installation wants endings sent to an endpoint; clients need not know of it.
+  if redis.call('EXISTS', prefix .. 'hook') == 1 then
+    redis.call('ZADD', prefix .. 'hooks', now, id)
+    -- Where no worker sends any more, the outbox goes.
+    redis.call('PEXPIRE', prefix .. 'hooks', 604800000)
+  end
+end
+
+-- The pause after so many tries to send an ending: five times the one before, up to two hours, spread.
+local function hook_pause(first, tries, spread)
+  return math.floor(math.min(num(first) * 5 ^ (num(tries) - 1), 7200000) * num(spread) / 100)
 end
 
 -- A seed is a tree of blobs: `seed:<digest>` lists parts, a part is {digest, rows, bytes} (a chunk) or
