@@ -41,6 +41,7 @@ from dsh_tasks.store import (
     Wakeups,
     connect,
 )
+from dsh_tasks.store.audit import AuditReport, audit, census
 from dsh_tasks.store.locate import located
 from dsh_tasks.store.seeds import fetch
 from dsh_tasks.submission import (
@@ -444,8 +445,7 @@ class AsyncClient:
         For operators. A task stays while one below it does, and while its owner has not acknowledged its
         ending, at most 30 days. Returns how many were `forgotten`, and how many stay for which reason.
         """
-        if self.owner is not None:
-            raise OptionRefused("owner", "only a client without an owner may prune")
+        self._for_operators("prune")
         if older_than_ms < 0:
             raise OptionRefused("older_than_ms", "a whole number from 0")
         now_ms = time.time_ns() // 1_000_000
@@ -459,6 +459,29 @@ class AsyncClient:
                 )
             ] += 1
         return dict(told)
+
+    # -- looking after the installation ---------------------------------------------------------
+
+    async def audit(self) -> AuditReport:
+        """Whether everything under the prefix fits together: records, counters, references, logs, seeds.
+
+        For operators, at any time: it only reads, page by page, and what is under way is no fault. Each
+        fault names the key, what is wrong and what it should be. Raises OptionRefused, StoreUnavailable.
+        """
+        self._for_operators("audit")
+        return await audit(self.store.link, self.store.keys)
+
+    async def census(self) -> dict[str, int]:
+        """Keys without an expiry by kind, without the queue's own. For operators.
+
+        When all work has ended, is acknowledged and pruned, it is what it was before.
+        """
+        self._for_operators("take a census")
+        return await census(self.store.link, self.store.keys)
+
+    def _for_operators(self, verb: str) -> None:
+        if self.owner is not None:
+            raise OptionRefused("owner", f"only a client without an owner may {verb}")
 
     # -- notices --------------------------------------------------------------------------------
 
