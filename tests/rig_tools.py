@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from dsh_tasks.client import Client
+from dsh_tasks.errors import StoreUnavailable
 from dsh_tasks.settings import Settings
 from tests.model_server import ModelServer
 from tests.waiting import wait_until
@@ -110,6 +111,16 @@ class Rig:
 
         wait_until(ready, "the worker is ready", within_s=60)
         return worker
+
+    def audit(self) -> None:
+        """Fails where anything on the server does not fit; nothing where the test has ended the server."""
+        with Client(self.settings) as client:
+            try:
+                report = client.audit()
+            except StoreUnavailable:
+                return
+        assert report.is_clean, "\n".join(fault.line for fault in report.faults)
+        assert not report.unsettled, report.unsettled
 
     def close(self) -> None:
         for worker in self.workers:

@@ -6,8 +6,9 @@ told only where a second look sees it again. Memory is bounded: pages, and count
 
 from __future__ import annotations
 
+import asyncio
 from collections import Counter
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence
 from dataclasses import dataclass
 
 from dsh_tasks.store.audit import kinds
@@ -16,7 +17,7 @@ from dsh_tasks.store.audit.kinds import Kind, Life
 from dsh_tasks.store.audit.logs import log_faults
 from dsh_tasks.store.audit.looking import Look, text, whole
 from dsh_tasks.store.audit.members import member_faults
-from dsh_tasks.store.audit.records import faults_of, look_at, text_faults
+from dsh_tasks.store.audit.records import Around, faults_of, look_at, texts_faults
 from dsh_tasks.store.audit.references import reference_faults
 from dsh_tasks.store.audit.report import FAULTS_KEPT, AuditReport, Fault
 from dsh_tasks.store.audit.trees import tree_faults
@@ -24,6 +25,7 @@ from dsh_tasks.store.connection import Link
 from dsh_tasks.store.keys import Keys
 
 RECORDS_AT_ONCE = 50
+AT_A_TIME = 8
 UNSETTLED_KEPT = 100
 NO_EXPIRY, GONE = -1, -2
 
@@ -32,7 +34,7 @@ Check = Callable[[], Awaitable[list[Fault]]]
 
 async def audit(link: Link, keys: Keys) -> AuditReport:
     """Look at everything under the prefix. Raises StoreUnavailable."""
-    inspection = _Inspection(Look(link, keys))
+    inspection = Inspection(Look(link, keys))
     await inspection.run()
     return inspection.report()
 
@@ -59,6 +61,17 @@ async def _types(look: Look, page: Sequence[bytes]) -> list[tuple[str, int]]:
     return [(text(answers[at]), int(answers[at + 1])) for at in range(0, len(answers), 2)]
 
 
+async def _each(works: Iterable[Coroutine[None, None, None]]) -> None:
+    """Some at a time: most of an audit is waiting for answers."""
+    waiting = asyncio.Semaphore(AT_A_TIME)
+
+    async def bounded(work: Coroutine[None, None, None]) -> None:
+        async with waiting:
+            await work
+
+    await asyncio.gather(*(bounded(work) for work in works))
+
+
 @dataclass(frozen=True, slots=True)
 class Found:
     """A key that is of a known kind and of the type of that kind."""
@@ -68,7 +81,9 @@ class Found:
     kind: Kind
 
 
-class _Inspection:
+class Inspection:
+    """One audit: gathers faults and counts. Mutable, as it goes."""
+
     def __init__(self, look: Look) -> None:
         self._look = look
         self._keys = look.keys
@@ -80,8 +95,9 @@ class _Inspection:
         self._unsettled: list[str] = []
 
     def report(self) -> AuditReport:
+        """What was seen so far."""
         return AuditReport(
-            faults=tuple(self._faults),
+            faults=tuple(sorted(self._faults, key=lambda fault: fault.key)),
             fault_count=self._fault_count,
             tasks=dict(sorted(self._tasks.items())),
             keys=dict(sorted(self._kinds.items())),
@@ -90,9 +106,9 @@ class _Inspection:
         )
 
     async def run(self) -> None:
+        """Go through everything. Raises StoreUnavailable."""
         async for page in self._look.keys_of():
-            for found in await self._of_known_kind(page):
-                await self._inspect(found)
+            await _each(self._inspect(found) for found in await self._of_known_kind(page))
         faults, unsettled = await reference_faults(self._look, self._kinds["seed"] + self._kinds["chunk"])
         # Counted again before they came here.
         self._tell(faults)
@@ -117,6 +133,7 @@ class _Inspection:
     async def _of_known_kind(self, page: Sequence[bytes]) -> list[Found]:
         found: list[Found] = []
         records: list[str] = []
+        hanging: list[Found] = []
         for key, (kind_of_value, expiry_ms) in zip(page, await _types(self._look, page), strict=True):
             if expiry_ms == GONE:
                 continue
@@ -133,9 +150,12 @@ class _Inspection:
                 await self._expiry(Found(text(key), name, kind), expiry_ms)
             if kind.name == "task":
                 records.append(name)
+            elif kind.name in ("log", "output"):
+                hanging.append(Found(text(key), name, kind))
             else:
                 found.append(Found(text(key), name, kind))
-        await self._records(records)
+        await self.records(records)
+        await self._seen_twice(lambda: self._orphans(hanging))
         return found
 
     def _count(self, kind: Kind | None, expiry_ms: int) -> None:
@@ -173,15 +193,19 @@ class _Inspection:
 
     # -- what is behind them ----------------------------------------------------------------------
 
-    async def _records(self, ids: Sequence[str]) -> None:
+    async def records(self, ids: Sequence[str]) -> None:
+        """Look at these records and their logs."""
         for start in range(0, len(ids), RECORDS_AT_ONCE):
-            for around in await look_at(self._look, ids[start : start + RECORDS_AT_ONCE]):
-                self._tasks[around.status or "gone"] += 1
-                if list(faults_of(self._keys, around)):
-                    await self._seen_twice(lambda one=around.id: self._record(one))  # type: ignore[misc]
-                await self._seen_twice(lambda one=around.id: text_faults(self._look, one))  # type: ignore[misc]
-                if around.log_length:
-                    await self._seen_twice(lambda one=around.id: self._log(one))  # type: ignore[misc]
+            some = ids[start : start + RECORDS_AT_ONCE]
+            await _each(self._one(around) for around in await look_at(self._look, some))
+            await self._seen_twice(lambda some=some: texts_faults(self._look, some))  # type: ignore[misc]
+
+    async def _one(self, around: Around) -> None:
+        self._tasks[around.status or "gone"] += 1
+        if list(faults_of(self._keys, around)):
+            await self._seen_twice(lambda: self._record(around.id))
+        if around.log_length:
+            await self._seen_twice(lambda: self._log(around.id))
 
     async def _record(self, one: str) -> list[Fault]:
         return [
@@ -197,23 +221,25 @@ class _Inspection:
 
     async def _inspect(self, found: Found) -> None:
         name = found.kind.name
-        if name in ("log", "output"):
-            await self._seen_twice(lambda: self._orphan(found))
-        elif name in ("seed", "chunk"):
+        if name in ("seed", "chunk"):
             await self._seen_twice(lambda: blob_faults(self._look, name, found.key, found.name))
         elif name == "tree":
             await self._seen_twice(lambda: self._tree(found.name))
         elif found.kind.life is Life.STAYS:
             await self._seen_twice(lambda: member_faults(self._look, name, found.key, found.name))
 
-    async def _orphan(self, found: Found) -> list[Fault]:
-        here, record = await self._look.at_once(
-            [("EXISTS", found.key), ("EXISTS", self._keys.task(found.name))]
+    async def _orphans(self, hanging: Sequence[Found]) -> list[Fault]:
+        """Logs and outputs without a record."""
+        tasks = [self._keys.task(found.name) for found in hanging]
+        pairs = zip(hanging, tasks, strict=True)
+        there = await self._look.at_once(
+            [("EXISTS", key) for found, task in pairs for key in (found.key, task)]
         )
-        if not here or record:
-            return []
-        task = self._keys.task(found.name)
-        return [Fault(task, f"is gone, and {found.key} belongs to it", f"a record, or {found.key} gone too")]
+        return [
+            Fault(task, f"is gone, and {found.key} belongs to it", f"a record, or {found.key} gone too")
+            for place, (found, task) in enumerate(zip(hanging, tasks, strict=True))
+            if there[2 * place] and not there[2 * place + 1]
+        ]
 
     async def _tree(self, root: str) -> list[Fault]:
         faults = await tree_faults(self._look, root)

@@ -60,7 +60,9 @@ OTHERS = (
     "activity",
 )
 JSON_TEXTS = ("prompt", "policy", "header", "call")
-"""Texts that every record has, and that may be large: read one record at a time."""
+"""Texts that every record has, and that may be large."""
+SMALL_BYTES = 1 << 14
+"""A record with a longer prompt has its texts read by itself."""
 FIELDS = (*WHOLE, *WHOLE_OR_ABSENT, *TEXTS, *OTHERS)
 LINKS = ("owner", "root", "call_key", "notice_entry", "seed")
 """Fields that say which other keys to read with the record."""
@@ -418,13 +420,26 @@ def _shown(value: Any) -> str:
 # -- the large texts ------------------------------------------------------------------------------
 
 
-async def text_faults(look: Look, one: str) -> list[Fault]:
+async def texts_faults(look: Look, ids: Sequence[str]) -> list[Fault]:
     """Whether prompt, policy, header and call are JSON, and the call that of prompt and label."""
-    key = look.keys.task(one)
-    (values,) = await look.at_once([("HMGET", key, *JSON_TEXTS, "label", "structured")])
-    if not values or all(value is None for value in values):
-        return []
-    faults: list[Fault] = []
+    lengths = await look.at_once(
+        [("HSTRLEN", look.keys.task(one), "prompt") for one in ids], of_one_moment=False
+    )
+    small = [one for one, length in zip(ids, lengths, strict=True) if (length or 0) <= SMALL_BYTES]
+    faults = await _read_texts(look, small)
+    for one in ids:
+        if one not in small:
+            faults += await _read_texts(look, [one])
+    return faults
+
+
+async def _read_texts(look: Look, ids: Sequence[str]) -> list[Fault]:
+    keys = [look.keys.task(one) for one in ids]
+    found = await look.at_once([("HMGET", key, *JSON_TEXTS, "label", "structured") for key in keys])
+    return [fault for key, values in zip(keys, found, strict=True) if values for fault in _texts(key, values)]
+
+
+def _texts(key: str, values: Sequence[bytes | None]) -> Iterator[Fault]:
     read: dict[str, Any] = {}
     for name, value in zip((*JSON_TEXTS, "label", "structured"), values, strict=True):
         if value is None or name == "label":
@@ -432,8 +447,8 @@ async def text_faults(look: Look, one: str) -> list[Fault]:
         try:
             read[name] = json.loads(value)
         except ValueError:
-            faults.append(Fault(key, f"{name} is no JSON", "the JSON that was written"))
-    return faults + list(_call_faults(key, read, values[len(JSON_TEXTS)]))
+            yield Fault(key, f"{name} is no JSON", "the JSON that was written")
+    yield from _call_faults(key, read, values[len(JSON_TEXTS)])
 
 
 def _call_faults(key: str, read: Mapping[str, Any], label: bytes | None) -> Iterator[Fault]:
