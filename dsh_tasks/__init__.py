@@ -27,6 +27,7 @@ from dsh_tasks.session_file import SessionFile
 from dsh_tasks.settings import Settings
 from dsh_tasks.settings import load as load_settings
 from dsh_tasks.store import KillReceipt
+from dsh_tasks.store.audit import AuditReport, Fault
 from dsh_tasks.submission import AgentOptions, ToolFilter
 from dsh_tasks.task import Cause, Status, Task, Usage
 from dsh_tasks.tools import Call, Tool, ToolResult, mount
@@ -35,6 +36,7 @@ __all__ = [
     "AgentOptions",
     "AsyncClient",
     "AsyncRun",
+    "AuditReport",
     "Call",
     "Capabilities",
     "Cause",
@@ -44,6 +46,7 @@ __all__ = [
     "DshTasksError",
     "Event",
     "InboxSeen",
+    "Fault",
     "InputRefused",
     "KeyConflict",
     "KillReceipt",

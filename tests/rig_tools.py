@@ -17,6 +17,7 @@ from pydantic import SecretStr
 
 from dsh_tasks.client import Client
 from dsh_tasks.config import load_config
+from dsh_tasks.errors import StoreUnavailable
 from dsh_tasks.settings import Settings
 from dsh_tasks.tools import Call, ToolResult, mount
 from tests.model_server import ModelServer
@@ -173,6 +174,16 @@ class Rig:
         self.kept.append(kept)
         kept.workers[0].await_ready()
         return kept
+
+    def audit(self) -> None:
+        """Fails where anything on the server does not fit; nothing where the test has ended the server."""
+        with Client(self.settings) as client:
+            try:
+                report = client.audit()
+            except StoreUnavailable:
+                return
+        assert report.is_clean, "\n".join(fault.line for fault in report.faults)
+        assert not report.unsettled, report.unsettled
 
     def close(self) -> None:
         for kept in self.kept:

@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 import typer
 
-from dsh_tasks.cli import border, demo, doctor, log, seed, serve, start, tasks, up, version
+from dsh_tasks.cli import audit, border, demo, doctor, log, seed, serve, start, tasks, up, version
 
 app = typer.Typer(
     name="dsh-tasks",
@@ -30,6 +30,7 @@ COMMANDS: dict[str, Callable[..., object]] = {
     "notices": tasks.notices,
     "prune": tasks.prune,
     "doctor": doctor.doctor,
+    "audit": audit.audit,
     "log": log.log,
     "seed": seed.seed,
     "server": serve.server,

@@ -51,6 +51,7 @@ from dsh_tasks.store import (
     Wakeups,
     connect,
 )
+from dsh_tasks.store.audit import AuditReport, audit, census
 from dsh_tasks.store.locate import located
 from dsh_tasks.store.seeds import fetch
 from dsh_tasks.submission import (
@@ -570,11 +571,33 @@ class AsyncClient:
         ending, at most 30 days. Returns how many were `forgotten`, and how many stay for which reason
         (`below`, `notice`). Workers do the same by themselves after `retention_ms`.
         """
-        if self.owner is not None:
-            raise OptionRefused("owner", "only a client without an owner may prune")
+        self._for_operators("prune")
         if older_than_ms < 0:
             raise OptionRefused("older_than_ms", "a whole number from 0")
         return dict(await self.store.prune(older_than_ms=older_than_ms))
+
+    # -- looking after the installation ---------------------------------------------------------
+
+    async def audit(self) -> AuditReport:
+        """Whether everything under the prefix fits together: records, counters, references, logs, seeds.
+
+        For operators, at any time: it only reads, page by page, and what is under way is no fault. Each
+        fault names the key, what is wrong and what it should be. Raises OptionRefused, StoreUnavailable.
+        """
+        self._for_operators("audit")
+        return await audit(self.store.link, self.store.keys)
+
+    async def census(self) -> dict[str, int]:
+        """Keys without an expiry by kind, without the queue's own. For operators.
+
+        When all work has ended, is acknowledged and pruned, it is what it was before.
+        """
+        self._for_operators("take a census")
+        return await census(self.store.link, self.store.keys)
+
+    def _for_operators(self, verb: str) -> None:
+        if self.owner is not None:
+            raise OptionRefused("owner", f"only a client without an owner may {verb}")
 
     # -- notices --------------------------------------------------------------------------------
 

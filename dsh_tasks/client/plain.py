@@ -21,6 +21,7 @@ from dsh_tasks.session import Event, Session
 from dsh_tasks.session_file import SessionFile
 from dsh_tasks.settings import Settings, load
 from dsh_tasks.store import KillReceipt
+from dsh_tasks.store.audit import AuditReport
 from dsh_tasks.store.locate import located
 from dsh_tasks.submission import AgentOptions, MaxDepth, Mode, Prompt, ToolFilter
 from dsh_tasks.task import Task, Usage
@@ -255,6 +256,14 @@ class Client:
     def prune(self, *, older_than_ms: int) -> dict[str, int]:
         """Remove the records of tasks that ended so long ago; see AsyncClient.prune."""
         return self.call(self._client.prune(older_than_ms=older_than_ms))
+
+    def audit(self) -> AuditReport:
+        """Whether everything under the prefix fits together; see AsyncClient.audit."""
+        return self.call(self._client.audit())
+
+    def census(self) -> dict[str, int]:
+        """Keys without an expiry by kind; see AsyncClient.census."""
+        return self.call(self._client.census())
 
     def notices(self, *, acknowledge: bool = False) -> tuple[Notice, ...]:
         """Endings not yet acknowledged; see AsyncClient.notices."""

@@ -179,6 +179,11 @@ def seed_parts(data: bytes) -> tuple[Part, ...]:
     return read(data).parts
 
 
+def listed_parts(data: bytes) -> tuple[Part, ...]:
+    """What a manifest or a page lists, by its text alone. Raises SeedRefused where it is neither."""
+    return _parts(_object(data))
+
+
 def _object(data: bytes) -> dict[str, Any]:
     try:
         value = decode_line(data)

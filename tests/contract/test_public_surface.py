@@ -18,6 +18,8 @@ from dsh_tasks.store import Keys, embedded
 from dsh_tasks.task import ALLOWED, TERMINAL, Status
 
 VERBS = [
+    "audit",
+    "census",
     "dispose",
     "follow",
     "for_owner",
