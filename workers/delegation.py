@@ -84,14 +84,15 @@ class Inline:
         self._running: dict[str, asyncio.Task[str]] = {}
 
     def start_queued(self, statuses: Mapping[str, Status | None]) -> None:
-        """Run what is queued and does not run here yet, as far as the bound admits."""
+        """Run what is queued and does not run here yet: one in any case, more as far as there is room."""
+        self._running = {task_id: task for task_id, task in self._running.items() if not task.done()}
         for task_id, status in statuses.items():
-            before = self._running.get(task_id)
-            if status is not Status.QUEUED or (before is not None and not before.done()):
+            if status is not Status.QUEUED or task_id in self._running:
                 continue
-            started = self._runner.start_inline(task_id, waiting=self._waiting)
-            if started is not None:
-                self._running[task_id] = started
+            started = self._runner.start_inline(task_id, waiting=self._waiting, needed=not self._running)
+            if started is None:
+                return
+            self._running[task_id] = started
 
 
 class ChildClient(AsyncClient):

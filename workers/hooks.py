@@ -53,8 +53,13 @@ class Hooks:
     async def run(self) -> None:
         """Send until cancelled."""
         try:
-            while True:  # noqa: ASYNC110 - no event of this process says that an ending is due
-                await asyncio.sleep(await self._round())
+            while True:
+                try:
+                    pause_s = await self._round()
+                except Exception as error:  # noqa: BLE001 - one bad ending must not end all sending
+                    log.warning("webhook: a round ended by %s", type(error).__name__)
+                    pause_s = self._pause.after_failure()
+                await asyncio.sleep(pause_s)
         finally:
             self._threads.shutdown(wait=False, cancel_futures=True)
 

@@ -75,30 +75,38 @@ class Runner:
         self._tools_for: ToolsFor = lambda _attempt: ()
         self._dispose: Dispose = _nothing_to_dispose
         self._seeds = SeedCache(store.settings.seed_cache_bytes)
-        self._inline: set[asyncio.Task[str]] = set()
+        self._inline: dict[asyncio.Task[str], str] = {}
         self.waiting = 0
         """Attempts that wait for a descendant now."""
         self._seeds_in_use = SeedsInUse()
         self._claiming = asyncio.Lock()
+        self._claiming_inline = asyncio.Lock()
         self._room = asyncio.Event()
         self._room.set()
         self._idle = asyncio.Event()
         self._idle.set()
 
-    async def run(self, task_id: str, *, inline_in: str = "") -> str:
+    async def run(self, task_id: str, *, inline_in: str = "", needed: bool = True) -> str:
         """Claim a task, run its engine, settle it; says in a few words what came of it.
 
-        Never raises for what a child or a server does. `inline_in` is the child that waits for this one.
+        Never raises for what a child or a server does. `inline_in` is the child that waits for this one;
+        not `needed` is one of several that it waits for, while another of them runs here.
         """
-        came, words = await self._run(task_id, inline_in)
+        came, words = await self._run(task_id, inline_in, needed=needed)
         self.counts[came] += 1
         return f"{came.value}: {words}" if words else came.value
 
-    async def _run(self, task_id: str, inline_in: str) -> tuple[Ran, str]:
-        if inline_in:
+    async def _run(self, task_id: str, inline_in: str, *, needed: bool) -> tuple[Ran, str]:
+        if inline_in and needed:
             # What a waiting parent needs goes on: the parent would hold its own bytes for ever otherwise.
             return await self._claim_and_run(task_id, inline_in, contextlib.AsyncExitStack())
         async with contextlib.AsyncExitStack() as one_by_one:
+            if inline_in:
+                # Not behind a slot that waits for room: its parent asks again, then perhaps in need.
+                await one_by_one.enter_async_context(self._claiming_inline)
+                if not self._room.is_set():
+                    return Ran.NOT_CLAIMED, "no room here now"
+                return await self._claim_and_run(task_id, inline_in, one_by_one)
             # Many that came at once would all find the room that there is for one.
             await one_by_one.enter_async_context(self._claiming)
             await self._room.wait()
@@ -277,19 +285,21 @@ class Runner:
         """Return when no attempt runs any more."""
         await self._idle.wait()
 
-    def start_inline(self, task_id: str, *, waiting: str) -> asyncio.Task[str] | None:
+    def start_inline(self, task_id: str, *, waiting: str, needed: bool = True) -> asyncio.Task[str] | None:
         """Run a queued descendant on this loop without a slot; None where the bound is reached.
 
         Who only waits does not count: each waiting parent makes room for the child that it waits for, so
         nested waits always go on, however many there are.
         """
         settings = self.store.settings
-        busy = len(self.active) - self.waiting
+        # Many that start in one step are not active yet.
+        arriving = sum(1 for one in self._inline.values() if one not in self.active)
+        busy = len(self.active) + arriving - self.waiting
         if self.leaving or busy >= settings.concurrency + settings.inline_children:
             return None
-        task = asyncio.create_task(self.run(task_id, inline_in=waiting))
-        self._inline.add(task)
-        task.add_done_callback(self._inline.discard)
+        task = asyncio.create_task(self.run(task_id, inline_in=waiting, needed=needed))
+        self._inline[task] = task_id
+        task.add_done_callback(self._inline.pop)
         return task
 
 

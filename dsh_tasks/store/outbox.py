@@ -125,20 +125,24 @@ class Outbox:
 
 
 def endings_of(flat: Sequence[bytes | int]) -> tuple[Ending, ...]:
-    """The answer of `hook_claim`, typed."""
+    """The answer of `hook_claim`, typed; without records that a newer release wrote in words of its own."""
     found = []
     for at in range(0, len(flat), 7):
         *texts, tries = flat[at : at + 7]
         task_id, label, status, cause, owner, ended = (
             part.decode("utf-8", "replace") if isinstance(part, bytes) else str(part) for part in texts
         )
-        notice = Notice(
-            id=f"notice-{task_id}",
-            task_id=task_id,
-            label=label,
-            status=Status(status),
-            cause=Cause(cause) if cause else None,
-            at_ms=int(float(ended)),
-        )
+        try:
+            notice = Notice(
+                id=f"notice-{task_id}",
+                task_id=task_id,
+                label=label,
+                status=Status(status),
+                cause=Cause(cause) if cause else None,
+                at_ms=int(float(ended)),
+            )
+        except ValueError:
+            # It comes again, perhaps to a worker that reads it, until it is given up.
+            continue
         found.append(Ending(notice, owner, int(tries)))
     return tuple(found)

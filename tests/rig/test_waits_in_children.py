@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import secrets
 from collections.abc import Awaitable, Callable
 
@@ -25,12 +26,13 @@ pytestmark = pytest.mark.rig
 
 
 class Gate:
-    """An engine whose children end when all that are expected run at once, or by themselves."""
+    """An engine whose children end when all that are expected run at once, or after a while by themselves."""
 
-    def __init__(self, together: int) -> None:
+    def __init__(self, together: int, patience_s: float = 20) -> None:
         self.together = together
         self.running = 0
         self.most = 0
+        self._patience_s = patience_s
         self._all = asyncio.Event()
 
     async def run(self, run: Run) -> Outcome:
@@ -38,7 +40,9 @@ class Gate:
         self.most = max(self.most, self.running)
         if self.running >= self.together:
             self._all.set()
-        await self._all.wait()
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(self._patience_s):
+                await self._all.wait()
         self.running -= 1
         return Outcome(Status.COMPLETED, output="done")
 
@@ -96,7 +100,7 @@ def test_a_child_runs_all_that_it_waits_for_at_once(make_settings: Callable[...,
 
 def test_with_no_inline_place_left_they_run_one_after_another(make_settings: Callable[..., Settings]) -> None:
     """Who waits makes room for one."""
-    engine = Gate(together=1)
+    engine = Gate(together=2, patience_s=0.3)
 
     async def scenario(child: ChildClient, store: Store, ids: list[str]) -> None:
         seen = await child.wait(ids, timeout_ms=20_000)
@@ -105,6 +109,24 @@ def test_with_no_inline_place_left_they_run_one_after_another(make_settings: Cal
 
     settings = make_settings(lease_ms=60_000, concurrency=1, inline_children=0)
     in_a_child(settings, lambda: engine, 3, scenario)
+
+
+def test_with_no_room_for_more_seeds_they_run_one_after_another(
+    make_settings: Callable[..., Settings],
+) -> None:
+    """The first is what the parent needs; others wait for room, and are needed when it has ended."""
+    engine = Gate(together=2, patience_s=0.3)
+
+    async def scenario(child: ChildClient, store: Store, ids: list[str]) -> None:
+        runner = child.waiter._runner  # type: ignore[attr-defined]
+        # As if seeds under work filled the worker's bytes for good.
+        runner._room.clear()
+        runner._find_room = lambda: None
+        seen = await child.wait(ids, timeout_ms=20_000)
+        assert [task.status for task in seen.ended] == [Status.COMPLETED] * 3
+        assert engine.most == 1
+
+    in_a_child(make_settings(lease_ms=60_000), lambda: engine, 3, scenario)
 
 
 def test_a_child_that_waits_for_one_of_several_gets_on_too(make_settings: Callable[..., Settings]) -> None:

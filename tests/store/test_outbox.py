@@ -183,3 +183,17 @@ def test_after_410_nothing_is_taken_until_the_endpoint_is_another(settings: Sett
         assert await claim(outbox, "t3", endpoint=THERE) == [task_id]
 
     on_store(settings, scenario)
+
+
+def test_a_record_in_words_that_this_release_does_not_know_holds_up_no_other(settings: Settings) -> None:
+    async def scenario(store: Store) -> None:
+        outbox = Outbox(store.link, settings)
+        await claim(outbox)
+        strange, plain = await ended(store), await ended(store)
+        await store.link.command(
+            "HSET", store.keys.task(strange), "status", "completed", "cause", "of-tomorrow"
+        )
+        assert await claim(outbox) == [plain]
+        assert (await outbox.state()).waiting == 2
+
+    on_store(settings, scenario)
