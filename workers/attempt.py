@@ -5,9 +5,10 @@ from __future__ import annotations
 import asyncio
 import json
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from itertools import chain, repeat
+from typing import Any, TypeVar
 
 from dsh_tasks.errors import StoreUnavailable
 from dsh_tasks.session import Event, Session
@@ -16,7 +17,10 @@ from dsh_tasks.task import Outcome, Status
 from workers.clock import elapsed_s
 from workers.engines.base import Child, ChildTool, Fenced, StopReason
 
-APPEND_PAUSES_S = (0.1, 0.2, 0.5, 1.0, 2.0)
+PAUSES_S = (0.1, 0.2, 0.5, 1.0, 2.0)
+"""Before a silent server is asked again; the last for ever."""
+T = TypeVar("T")
+
 RANK = {None: 0, StopReason.HAND_BACK: 1, StopReason.KILL: 2, StopReason.FENCED: 3}
 ACTIVITY_LENGTH = 80
 ATTEMPT_BORDER = "dsh-tasks/attempt"
@@ -71,21 +75,29 @@ class Attempt:
         raise Fenced
 
     async def _append(self, encoded: Sequence[bytes], ended_steps: int) -> int | FencedOff:
-        for pause_s in (*APPEND_PAUSES_S, None):
+        return await self.insisting(
+            lambda: self.store.append(
+                self.child.task_id,
+                self.fence,
+                len(self.rows),
+                encoded,
+                ended_steps=ended_steps,
+                activity=self.doing,
+            )
+        )
+
+    async def insisting(self, call: Callable[[], Awaitable[T]]) -> T:
+        """Ask a silent server again while the lease lasts.
+
+        Raises Fenced after that: the record says who goes on, and an outage fails no child.
+        """
+        pauses_s = chain(PAUSES_S, repeat(PAUSES_S[-1]))
+        while True:
             try:
-                return await self.store.append(
-                    self.child.task_id,
-                    self.fence,
-                    len(self.rows),
-                    encoded,
-                    ended_steps=ended_steps,
-                    activity=self.doing,
-                )
+                return await call()
             except StoreUnavailable:
-                if pause_s is None or elapsed_s() > self.lease_until_s:
-                    raise
-                await asyncio.sleep(pause_s)
-        raise Fenced
+                self.check_lease()
+                await asyncio.sleep(next(pauses_s))
 
     def activity(self, words: str) -> None:
         """What the child does now; lists show it from the next heartbeat or row on."""
