@@ -106,6 +106,7 @@ class Chaos:
     """Each `every_s` one fault at random, from a thread of its own, until it is told to end."""
 
     server: embedded.Server
+    binary: str | None
     fleet: Fleet
     every_s: float
     chance: random.Random
@@ -170,7 +171,9 @@ class Chaos:
         time.sleep(self.chance.uniform(0, 0.5))
         for left in reversed(range(5)):
             try:
-                self.server.process = embedded.start(port=old.port, folder=old.folder).process
+                self.server.process = embedded.start(
+                    port=old.port, folder=old.folder, binary=self.binary
+                ).process
                 break
             except StoreUnavailable:
                 # A client that connects again and again can for a moment hold the very port.

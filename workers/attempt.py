@@ -7,6 +7,7 @@ import json
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import chain, repeat
 from typing import Any, TypeVar
 
 from dsh_tasks.errors import StoreUnavailable
@@ -16,9 +17,10 @@ from dsh_tasks.task import Outcome, Status
 from workers.clock import elapsed_s
 from workers.engines.base import BudgetExceeded, Child, ChildTool, Fenced, StopReason
 
+PAUSES_S = (0.1, 0.2, 0.5, 1.0, 2.0)
+"""Before a silent server is asked again; the last for ever."""
 T = TypeVar("T")
 
-APPEND_PAUSES_S = (0.1, 0.2, 0.5, 1.0, 2.0)
 RANK = {None: 0, StopReason.HAND_BACK: 1, StopReason.KILL: 2, StopReason.FENCED: 3}
 ACTIVITY_LENGTH = 80
 ATTEMPT_BORDER = "dsh-tasks/attempt"
@@ -75,7 +77,7 @@ class Attempt:
         raise Fenced
 
     async def _append(self, encoded: Sequence[bytes], ended_steps: int) -> int | FencedOff:
-        return await self._asked_again(
+        return await self.insisting(
             lambda: self.store.append(
                 self.child.task_id,
                 self.fence,
@@ -86,16 +88,18 @@ class Attempt:
             )
         )
 
-    async def _asked_again(self, ask: Callable[[], Awaitable[T]]) -> T:
-        """A silent server is asked again while the lease lasts: each script repeats its answer."""
-        for pause_s in (*APPEND_PAUSES_S, None):
+    async def insisting(self, call: Callable[[], Awaitable[T]]) -> T:
+        """Ask a silent server again while the lease lasts.
+
+        Raises Fenced after that: the record says who goes on, and an outage fails no child.
+        """
+        pauses_s = chain(PAUSES_S, repeat(PAUSES_S[-1]))
+        while True:
             try:
-                return await ask()
+                return await call()
             except StoreUnavailable:
-                if pause_s is None or elapsed_s() > self.lease_until_s:
-                    raise
-                await asyncio.sleep(pause_s)
-        raise Fenced
+                self.check_lease()
+                await asyncio.sleep(next(pauses_s))
 
     @property
     def has_budget(self) -> bool:
@@ -112,7 +116,7 @@ class Attempt:
         if not self.has_budget:
             return
         self.model_calls += 1
-        answer = await self._asked_again(
+        answer = await self.insisting(
             lambda: self.store.reserve(
                 self.child.task_id, self.root, self.fence, call=self.model_calls, tokens=tokens
             )
@@ -127,7 +131,7 @@ class Attempt:
         """Put what the call took in place of what was reserved; see Run."""
         if not self.has_budget:
             return
-        answer = await self._asked_again(
+        answer = await self.insisting(
             lambda: self.store.correct(
                 self.child.task_id, self.root, self.fence, call=self.model_calls, used=tokens
             )

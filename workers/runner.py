@@ -214,10 +214,11 @@ class Runner:
         """Fetch seed and earlier rows, once per attempt."""
         seed: tuple[Event, ...] = ()
         if record.seed_digest:
-            seed = await self._seeds.get(self.store, record.seed_digest)
+            seed = await attempt.insisting(lambda: self._seeds.get(self.store, record.seed_digest))
         rows: tuple[Event, ...] = ()
         if record.log_next:
-            rows = tuple(decode_row(row) for row in await self.store.own_rows(record.task.id))
+            stored = await attempt.insisting(lambda: self.store.own_rows(record.task.id))
+            rows = tuple(decode_row(row) for row in stored)
         attempt.rows = list(rows)
         header = replace(attempt.child.header, is_seeded=bool(seed))
         attempt.child = replace(attempt.child, seed=seed, log=rows, header=header)

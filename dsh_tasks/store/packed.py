@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import zstandard
 
-from dsh_tasks.errors import StoreUnavailable
+from dsh_tasks.errors import SessionRefused
 
 PACKED_FROM_BYTES = 16 * 1024
 """A row of less is read and written too often for what its packing would save."""
@@ -26,10 +26,10 @@ async def packed(rows: Sequence[bytes]) -> list[bytes]:
 
 
 async def unpacked(rows: Sequence[bytes]) -> list[bytes]:
-    """What was stored. Raises StoreUnavailable for a row that is damaged."""
+    """What was stored. Raises SessionRefused for a row that is damaged."""
     if sum(map(len, rows)) < OFF_LOOP_FROM_BYTES:
-        return [_unpacked(row) for row in rows]
-    return await asyncio.to_thread(lambda: [_unpacked(row) for row in rows])
+        return [unpacked_row(row) for row in rows]
+    return await asyncio.to_thread(lambda: [unpacked_row(row) for row in rows])
 
 
 def _packed(row: bytes) -> bytes:
@@ -40,7 +40,8 @@ def _packed(row: bytes) -> bytes:
     return small if len(small) < len(row) else row
 
 
-def _unpacked(row: bytes) -> bytes:
+def unpacked_row(row: bytes) -> bytes:
+    """One row as it was given. Raises SessionRefused where it is damaged."""
     if not row.startswith(MAGIC):
         return row
     try:
@@ -49,5 +50,5 @@ def _unpacked(row: bytes) -> bytes:
             return zstandard.ZstdDecompressor().decompress(row)
     except zstandard.ZstdError:
         pass
-    msg = "a row of a log is damaged"
-    raise StoreUnavailable(msg)
+    what = "a packed row is damaged"
+    raise SessionRefused(what)

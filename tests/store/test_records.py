@@ -12,7 +12,14 @@ from typing import Any
 import pytest
 
 from dsh_tasks import seed
-from dsh_tasks.errors import LimitReached, OwnerNotRunning, SpeakerTaken, StoreUnavailable, TaskNotFound
+from dsh_tasks.errors import (
+    LimitReached,
+    OwnerNotRunning,
+    SessionRefused,
+    SpeakerTaken,
+    StoreUnavailable,
+    TaskNotFound,
+)
 from dsh_tasks.settings import Settings
 from dsh_tasks.store import (
     Claimed,
@@ -333,7 +340,7 @@ def test_large_rows_lie_small_on_the_server_and_come_back_as_they_were(settings:
         assert await store.own_rows(new.id, 1, most=1) == rows[1:2]
         assert await store.link.command("MEMORY", "USAGE", store.keys.log(new.id), "SAMPLES", 0) < 100_000
         await store.link.command("XADD", store.keys.log(new.id), "9-0", "r", MAGIC + b"damaged")
-        with pytest.raises(StoreUnavailable, match="damaged"):
+        with pytest.raises(SessionRefused, match="damaged"):
             await store.own_rows(new.id)
 
     on_store(settings, scenario)

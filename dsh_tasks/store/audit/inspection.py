@@ -16,7 +16,7 @@ from dsh_tasks.store.audit.blobs import blob_faults
 from dsh_tasks.store.audit.kinds import Kind, Life
 from dsh_tasks.store.audit.logs import log_faults
 from dsh_tasks.store.audit.looking import Look, text, whole
-from dsh_tasks.store.audit.members import member_faults
+from dsh_tasks.store.audit.members import SCANS, member_faults
 from dsh_tasks.store.audit.records import Around, faults_of, look_at, texts_faults
 from dsh_tasks.store.audit.references import reference_faults
 from dsh_tasks.store.audit.report import FAULTS_KEPT, AuditReport, Fault
@@ -225,7 +225,9 @@ class Inspection:
             await self._seen_twice(lambda: blob_faults(self._look, name, found.key, found.name))
         elif name == "tree":
             await self._seen_twice(lambda: self._tree(found.name))
-        elif found.kind.life is Life.STAYS:
+        elif name == "killing":
+            await self._seen_twice(lambda: self._left_over(found))
+        elif name in SCANS or name == "inbox":
             await self._seen_twice(lambda: member_faults(self._look, name, found.key, found.name))
 
     async def _orphans(self, hanging: Sequence[Found]) -> list[Fault]:
@@ -240,6 +242,15 @@ class Inspection:
             for place, (found, task) in enumerate(zip(hanging, tasks, strict=True))
             if there[2 * place] and not there[2 * place + 1]
         ]
+
+    async def _left_over(self, found: Found) -> list[Fault]:
+        """The rest of a walk whose kill is over."""
+        there, marked = await self._look.at_once(
+            [("EXISTS", found.key), ("ZSCORE", self._keys.kills, found.name)]
+        )
+        if not there or marked is not None:
+            return []
+        return [Fault(found.key, "is the rest of a kill that is over", f"gone, or {found.name} in kills")]
 
     async def _tree(self, root: str) -> list[Fault]:
         faults = await tree_faults(self._look, root)

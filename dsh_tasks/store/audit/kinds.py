@@ -45,12 +45,23 @@ NAMED = {
         Kind("seed", "hash", Life.COUNTED),
         Kind("chunk", "hash", Life.COUNTED),
         Kind("answer", "string", Life.EXPIRES),
+        Kind("killing", "list"),
         CELERY,
     )
 }
 """Kinds whose keys are `<kind>:<name>`."""
 
-SINGLE = {kind.name: kind for kind in (Kind(name, "zset") for name in ("leases", "stops", "due", "kills"))}
+SINGLE = {
+    kind.name: kind
+    for kind in (
+        *(Kind(name, "zset") for name in ("leases", "stops", "due", "kills", "deadlines", "endings")),
+        Kind("stats", "hash", Life.EXPIRES),
+        Kind("sweeper", "string", Life.EXPIRES),
+        Kind("hook", "string", Life.EXPIRES),
+        Kind("hooks", "zset", Life.EXPIRES),
+        Kind("hookstats", "hash"),
+    )
+}
 """Kinds of one key each."""
 
 

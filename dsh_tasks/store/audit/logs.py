@@ -7,9 +7,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from dsh_tasks.errors import SessionRefused
 from dsh_tasks.store.audit.looking import Look
 from dsh_tasks.store.audit.records import Around
 from dsh_tasks.store.audit.report import Fault
+from dsh_tasks.store.packed import unpacked_row
 
 ATTEMPT_BORDER = "dsh-tasks/attempt"
 """The row with which a later attempt begins; workers/attempt.py writes it."""
@@ -44,8 +46,8 @@ class LogReader:
 
     def _row(self, fields: Mapping[str, bytes]) -> dict[str, Any] | None:
         try:
-            row = json.loads(fields["r"])
-        except (KeyError, ValueError):
+            row = json.loads(unpacked_row(fields["r"]))
+        except (KeyError, ValueError, SessionRefused):
             row = None
         if not isinstance(row, dict):
             self._fault(f"row {self.place - 1} is no JSON object", "a row of the log")

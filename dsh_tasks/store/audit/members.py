@@ -13,6 +13,8 @@ STATUS_IN = {
     "leases": ("running", "stopping"),
     "stops": ("stopping",),
     "due": ("queued",),
+    "deadlines": ("queued", "running"),
+    "endings": ("completed", "failed", "killed"),
 }
 """What a member of each is while it is one."""
 OWNED = ("index", "live", "calls", "holds", "inbox")
@@ -25,6 +27,8 @@ SCANS = {
     "stops": ("ZSCAN", "ZSCORE"),
     "due": ("ZSCAN", "ZSCORE"),
     "kills": ("ZSCAN", "ZSCORE"),
+    "deadlines": ("ZSCAN", "ZSCORE"),
+    "endings": ("ZSCAN", "ZSCORE"),
 }
 """How the members of a kind are gone through, and how one is asked for."""
 

@@ -42,6 +42,8 @@ WHOLE_OR_ABSENT = (
     "input_tokens",
     "output_tokens",
     "model_calls",
+    "deadline",
+    "reserved",
 )
 TEXTS = ("id", "owner", "root", "parent", "status", "call_key", "v", "label", "provider", "engine", "seed")
 """Texts that every record has; some may be empty."""
@@ -90,6 +92,8 @@ class Around:
     lease: float | None
     stop: float | None
     due: float | None
+    deadline: float | None
+    ending: float | None
     entry: Mapping[str, str] | None
     """The inbox entry that the record names."""
     hold: str | None
@@ -150,6 +154,8 @@ def _commands(k: Keys, one: str, links: Sequence[str]) -> list[Command]:
         ("ZSCORE", k.leases, one),
         ("ZSCORE", k.stops, one),
         ("ZSCORE", k.due, one),
+        ("ZSCORE", k.deadlines, one),
+        ("ZSCORE", k.endings, one),
         ("XRANGE", k.inbox(owner), entry, entry),
         ("HGET", k.holds(owner), one),
         ("HMGET", k.task(owner), "root", "depth"),
@@ -160,7 +166,8 @@ def _commands(k: Keys, one: str, links: Sequence[str]) -> list[Command]:
 def _around(one: str, answers: Sequence[Any]) -> Around:
     values, *rest = answers
     has, rest = rest[: len(JSON_TEXTS)], rest[len(JSON_TEXTS) :]
-    log, is_there, length, index, live, call, tree, lease, stop, due, entries, hold, owner, seed = rest
+    log, is_there, length, index, live, call, tree, lease, stop, due, deadline, ending, *last = rest
+    entries, hold, owner, seed = last
     entry = entry_of(entries[0])[1] if entries else None
     above = owner or [None, None]
     refs, manifest = seed or [None, None]
@@ -177,6 +184,8 @@ def _around(one: str, answers: Sequence[Any]) -> Around:
         lease=_score(lease),
         stop=_score(stop),
         due=_score(due),
+        deadline=_score(deadline),
+        ending=_score(ending),
         entry=None if entry is None else {name: text(value) for name, value in entry.items()},
         hold=None if hold is None else text(hold),
         owner={} if above[1] is None else {"root": text(above[0] or b""), "depth": text(above[1])},
@@ -198,7 +207,7 @@ def faults_of(keys: Keys, a: Around) -> Iterator[Fault]:
     yield from _place(keys, a)
     yield from _seed(keys, a)
     yield from _stored(keys, a)
-    if a.status in ("completed", "failed", "killed"):
+    if a.status in ENDED:
         yield from _ended(keys, a)
     elif a.status in STATUSES:
         yield from _unended(keys, a)
@@ -250,7 +259,7 @@ def _place(keys: Keys, a: Around) -> Iterator[Fault]:
     yield from _parent(keys, a)
     if a.index_score is None:
         yield Fault(keys.index(owner), f"has not got {a.id}", "all tasks that its session started")
-    elif a.index_score != a.number("created"):
+    elif int(a.index_score) != a.number("created"):
         what = f"has {a.id} at {a.index_score:.0f}"
         yield Fault(keys.index(owner), what, f"when it was created, {a.number('created')}")
     call_key = a.fields.get("call_key", "")
@@ -386,6 +395,7 @@ def _unended(keys: Keys, a: Around) -> Iterator[Fault]:
         yield Fault(keys.live(owner), f"has not got {a.id}, which is {a.status}", "all that lives")
 
 
+ENDED = ("completed", "failed", "killed")
 _UNTIL_ENDED = ("ended", "notice", "settled_by")
 _HELD = ("token", "lease_until")
 _STOP = ("stop_cause", "stop_until", "stop_detail", "stop_silent", "stop_hold")
@@ -402,7 +412,14 @@ def _hints(keys: Keys, a: Around) -> Iterator[Fault]:
     """What the reapers go by."""
     lease = float(a.number("lease_until")) if a.status in ("running", "stopping") else None
     stop = float(a.number("stop_until")) if a.status == "stopping" else None
-    for key, seen, should in ((keys.leases, a.lease, lease), (keys.stops, a.stop, stop)):
+    # A task whose time is over is told to stop, and no longer looked for.
+    may_expire = a.status in ("queued", "running") and a.number("deadline")
+    deadline = float(a.number("deadline")) if may_expire else None
+    for key, seen, should in (
+        (keys.leases, a.lease, lease),
+        (keys.stops, a.stop, stop),
+        (keys.deadlines, a.deadline, deadline),
+    ):
         if seen != should:
             has = f"has not got {a.id}" if seen is None else f"has {a.id} at {seen:.0f}"
             wants = f"without it, which is {a.status}" if should is None else f"it at {should:.0f}"
@@ -410,6 +427,9 @@ def _hints(keys: Keys, a: Around) -> Iterator[Fault]:
     if (a.due is not None) != (a.status == "queued"):
         has = "has not got" if a.due is None else "has"
         yield Fault(keys.due, f"{has} {a.id}, which is {a.status}", "all that is queued and nothing else")
+    if (a.ending is not None) != (a.status in ENDED):
+        has = "has not got" if a.ending is None else "has"
+        yield Fault(keys.endings, f"{has} {a.id}, which is {a.status}", "all that has ended, nothing else")
 
 
 def _shown(value: Any) -> str:

@@ -73,6 +73,7 @@ local function ask_to_stop(prefix, id, cause, detail, hold, silent, until_ms)
   redis.call('HSET', task_key(prefix, id), 'status', 'stopping', 'stop_cause', cause, 'stop_detail', detail,
     'stop_hold', hold, 'stop_silent', silent and '1' or '0', 'stop_until', until_ms)
   redis.call('ZADD', prefix .. 'stops', until_ms, id)
+  redis.call('ZREM', prefix .. 'deadlines', id)
 end
 
 -- The terminal step: status, notice, released limits. The caller has made every check.

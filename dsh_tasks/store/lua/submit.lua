@@ -60,19 +60,19 @@ end
 
 local function accept(child, depth, root, parent)
   local key = task_key(prefix, child.id)
+  local index = prefix .. 'index:' .. child.owner
+  -- Equal scores stand in order of their ids: a fraction of a ms keeps the order of acceptance.
+  local score = math.max(now, num(redis.call('ZREVRANGE', index, 0, 0, 'WITHSCORES')[2]) + 0.001)
   if child.seed ~= '' then seed_count(prefix, prefix .. 'seed:' .. child.seed, 1, 0) end
   for i = child.first, child.last, 2 do redis.call('HSET', key, ARGV[i], ARGV[i + 1]) end
   redis.call('HSET', key, 'id', child.id, 'owner', child.owner, 'root', root, 'parent', parent, 'depth', depth,
-    'status', 'queued', 'attempt', 0, 'losses', 0, 'lost', 0, 'log_next', 0, 'created', now,
+    'status', 'queued', 'attempt', 0, 'losses', 0, 'lost', 0, 'log_next', 0, 'created', math.floor(score),
     'last_activity', now, 'call_key', child.call_key, 'call', child.call, 'published', 0, 'seed', child.seed)
   if child.deadline > 0 then
     redis.call('HSET', key, 'deadline', now + child.deadline)
     redis.call('ZADD', prefix .. 'deadlines', now + child.deadline, child.id)
   end
-  local index = prefix .. 'index:' .. child.owner
-  -- Equal scores stand in order of their ids: a fraction of a ms keeps the order of acceptance.
-  local last = redis.call('ZREVRANGE', index, 0, 0, 'WITHSCORES')[2]
-  redis.call('ZADD', index, math.max(now, num(last) + 0.001), child.id)
+  redis.call('ZADD', index, score, child.id)
   redis.call('SADD', prefix .. 'live:' .. child.owner, child.id)
   if child.call_key ~= '' then redis.call('HSET', prefix .. 'calls:' .. child.owner, child.call_key, child.id) end
   redis.call('HINCRBY', prefix .. 'tree:' .. root, 'live', 1)
