@@ -17,12 +17,13 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import orjson
 import zstandard
-from pydantic_core import to_json
 
 from dsh_tasks.data import chunk_dictionary
 from dsh_tasks.errors import SeedRefused
 from dsh_tasks.format import decode_line, encode_line
+from dsh_tasks.row_json import RowParser
 from dsh_tasks.rows import Move, moved, moved_data, moved_frame
 from dsh_tasks.session import Event, Replace
 
@@ -91,11 +92,11 @@ def unpack(data: bytes, digest: str, size: int) -> bytes:
     return raw
 
 
-def canonical(event: Event, ref: Move, turn: Move, *, decoded: bool = False) -> bytes:
+def canonical(event: Event, ref: Move, turn: Move, *, is_exact: bool = False) -> bytes:
     """The line of one row, its numbers sent through `ref` and `turn`.
 
-    `decoded`: the row came out of `format.decode_row`, so all in it but infinities is known to have a JSON.
-    Raises SeedRefused, which names the row, where a value has none.
+    `is_exact`: `row_json` read the row, so all in it is known to have a JSON. Raises SeedRefused, which names
+    the row, where a value has none.
     """
     row: dict[str, Any] = {"type": event.type, "time": event.time, "data": moved_data(event, ref, turn)}
     if event.source_event_seqs is not None:
@@ -107,26 +108,18 @@ def canonical(event: Event, ref: Move, turn: Move, *, decoded: bool = False) -> 
     if event.ignorable:
         row["ignorable"] = True
     try:
-        if not decoded:
-            # A checking encoder first: the fast one takes what only Python has.
-            encode_line(row)
-        line = to_json(row)
-        if b"Infinity" in line:
-            # `format.decode_row` leaves this to be seen here.
-            encode_line(row)
-    except (ValueError, TypeError, RecursionError):
-        line = _escaped(event, row)
-    return line + b"\n"
-
-
-def _escaped(event: Event, row: dict[str, Any]) -> bytes:
-    """Half a surrogate pair, which has no UTF-8, is escaped; other values have no JSON at all."""
-    try:
-        return encode_line(row)
+        # A checking encoder first: the fast one takes what only Python has, and infinities.
+        line = b"" if is_exact else encode_line(row)
     except (ValueError, TypeError, RecursionError) as error:
         raise SeedRefused(
             f"the row has no JSON ({type(error).__name__})", seq=event.seq, event_type=event.type
         ) from None
+    try:
+        line = orjson.dumps(row)
+    except TypeError:
+        # It has no half surrogate pairs, which are escaped, and no whole numbers beyond 64 bits.
+        line = line or encode_line(row)
+    return line + b"\n"
 
 
 def rows_of(raw: bytes, turn: int, place: Move) -> Iterator[Event]:
@@ -134,6 +127,9 @@ def rows_of(raw: bytes, turn: int, place: Move) -> Iterator[Event]:
 
     Shares nothing with anyone. The bytes must be what `canonical` wrote.
     """
+    parser = RowParser(is_numbered=False)
     for number, line in enumerate(raw.split(b"\n")[:-1]):
-        relative = Event.from_row({"seq": number, **decode_line(line)})
+        found = parser.parse(line)
+        row = decode_line(line) if found is None else found[0]
+        relative = Event.from_row({"seq": number, **row})
         yield moved(relative, place(number), place, lambda count: count + turn)

@@ -24,6 +24,7 @@ from dsh_tasks.seed.chunks import Chunk, canonical, pack
 from dsh_tasks.seed.inbox import TYPE as INBOX
 from dsh_tasks.seed.inbox import Inbox
 from dsh_tasks.seed.manifest import Page, Part
+from dsh_tasks.seed.plain import PlainRows
 from dsh_tasks.seed.segment import NOWHERE, Needs, Segment
 from dsh_tasks.seed.value import Seed
 from dsh_tasks.seed.verbatim import BOOKKEEPING, Kept, kept_rows
@@ -43,6 +44,8 @@ class _Open:
     loose_ends: int
     place: Move
     """Place of a seq."""
+    plain: PlainRows | None
+    """None once a row of the segment was left out: seqs then do not tell where rows stand."""
     count: int = 0
     lines: list[bytes] = field(default_factory=list)
     needs: Needs = field(default_factory=Needs)
@@ -63,15 +66,13 @@ class _Open:
 class SeedMaker:
     """One per log. Rows must come in order, each checked by itself (`rows.checked`)."""
 
-    def __init__(self, *, keep: int | None = None, first_turn: int = 1, decoded: bool = False) -> None:
+    def __init__(self, *, keep: int | None = None, first_turn: int = 1) -> None:
         """`keep`: make windows of up to so many turns only, and forget those before.
 
         `first_turn`: turns before this number are checked, but no seed will have them.
-        `decoded`: rows come from a file, as in `chunks.canonical`.
         """
         self._keep = keep
         self._first_turn = first_turn
-        self._decoded = decoded
         self.last_request: Event | None = None
         """The last request header, of an open turn as well."""
         self._lifecycle = Lifecycle()
@@ -97,7 +98,7 @@ class SeedMaker:
         self._raw_bytes = 0
         self.pack: Callable[[Segment], object] = Segment.packed
         """Brings a completed turn into its chunk; may be set to have that done meanwhile (see `Packer`)."""
-        self._open = _Open(1, 0, 0, self._place)
+        self._open = _Open(1, 0, 0, self._place, PlainRows(1, 0))
 
     @property
     def turns(self) -> int:
@@ -111,33 +112,45 @@ class SeedMaker:
 
     # -- rows -------------------------------------------------------------------------------------
 
-    def add(self, event: Event) -> None:
-        """Take the next row. Raises SessionRefused or SeedRefused; then the maker is of no more use."""
+    def add(self, event: Event, line: bytes | None = None, data_at: int = 0) -> None:
+        """Take the next row; its line, and where in that the data begins, if `row_json` read it.
+
+        Raises SessionRefused or SeedRefused; then the maker is of no more use.
+        """
         if isinstance(event.surface_op, Replace):
             self._has_replaced = True
             gone = self._lifecycle.surface.run(event.surface_op.start_seq, event.surface_op.end_seq)
             self._replaced[event.seq] = gone
-        kind, at = event.type, self._open
+        at = self._open
         in_two = self._lifecycle.compaction is not None
         self._lifecycle.accept(event)
-        if kind == END_SEED and is_inherited_marker(event):
+        plain = None
+        if line is not None and at.plain is not None:
+            plain = at.plain.line(event, line, data_at)
+        if plain is None and event.type == END_SEED and is_inherited_marker(event):
             if not in_two:
-                self._left_out.append(event.seq)
+                self._leave_out(event)
                 return
             # It ends a compaction that a crash left open; the plain marker of a resumed log does as well.
-            event = Event(END_SEED, event.seq, event.time, {})
+            event, line = Event(END_SEED, event.seq, event.time, {}), None
         place = event.seq - len(self._left_out)
-        if not self._note_named(event, place):
-            self._left_out.append(event.seq)
+        if plain is None and not self._note_named(event, place):
+            self._leave_out(event)
             return
-        note = _NOTES.get(kind)
+        note = _NOTES.get(event.type)
         if note is not None:
             note(self, event, place)
-        if at.turn >= self._first_turn:
-            at.lines.append(canonical(event, at.relative, at.turns_on, decoded=self._decoded))
+        if plain is not None:
+            at.lines.append(plain)
+        elif at.turn >= self._first_turn:
+            at.lines.append(canonical(event, at.relative, at.turns_on, is_exact=line is not None))
         at.count += 1
-        if kind == "turn/end":
+        if event.type == "turn/end":
             self._close(event)
+
+    def _leave_out(self, event: Event) -> None:
+        self._left_out.append(event.seq)
+        self._open.plain = None
 
     def _place(self, seq: int) -> int:
         if not self._left_out:
@@ -248,7 +261,8 @@ class SeedMaker:
         self._replaced.clear()
         self._inbox.cut()
         self._made.clear()
-        self._open = _Open(at.turn + 1, segment.end, self._lifecycle.loose_ends, self._place)
+        plain = PlainRows(at.turn + 1, self._end)
+        self._open = _Open(at.turn + 1, segment.end, self._lifecycle.loose_ends, self._place, plain)
 
     # -- seeds ------------------------------------------------------------------------------------
 
@@ -396,9 +410,7 @@ _NOTES = {
 def _chunk(rows: Sequence[Event], number: int) -> Chunk:
     """The chunk of turn `number`, all rows of which stand where they are to be read."""
     start = rows[0].seq
-    lines = [
-        canonical(row, lambda seq: seq - start, lambda turn: turn - number, decoded=True) for row in rows
-    ]
+    lines = [canonical(row, lambda seq: seq - start, lambda turn: turn - number) for row in rows]
     return pack(b"".join(lines), len(rows))
 
 

@@ -86,7 +86,7 @@ class Segment:
         key = (*dropped, -1, *(_distance(place, seq, start) for seq in sorted(self.needs.outside)))
         if self.rewritten is None or self.rewritten[0] != key:
             lines = [
-                canonical(event, lambda seq: place(seq) - start, self._relative, decoded=True)
+                canonical(event, lambda seq: place(seq) - start, self._relative)
                 for event in self.events()
                 if event.seq not in gone
             ]
