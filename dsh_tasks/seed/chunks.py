@@ -92,6 +92,11 @@ def unpack(data: bytes, digest: str, size: int) -> bytes:
     return raw
 
 
+def content_of(chunk: Chunk) -> bytes:
+    """The canonical bytes of a chunk that was made in this process: nobody can have changed them."""
+    return _OWN.decompressor.decompress(chunk.data, max_output_size=chunk.raw_bytes)
+
+
 def canonical(event: Event, ref: Move, turn: Move, *, is_exact: bool = False) -> bytes:
     """The line of one row, its numbers sent through `ref` and `turn`.
 

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from dsh_tasks.rows import Move
-from dsh_tasks.seed.chunks import Chunk, canonical, pack, pack_many, rows_of, unpack
+from dsh_tasks.seed.chunks import Chunk, canonical, content_of, pack, pack_many, rows_of
 from dsh_tasks.session import Event
 
 NOWHERE = 1 << 62
@@ -72,8 +72,7 @@ class Segment:
         """Its rows at their places; only those that `is_wanted` by place and canonical line."""
         raw, start = self.raw, self.start
         if raw is None:
-            chunk = self.packed()
-            raw = unpack(chunk.data, chunk.digest, chunk.raw_bytes)
+            raw = content_of(self.packed())
         chosen = None if is_wanted is None else lambda number, line: is_wanted(number + start, line)
         return rows_of(raw, self.turn, lambda relative: relative + start, is_wanted=chosen)
 
