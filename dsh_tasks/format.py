@@ -21,12 +21,11 @@ from dsh_tasks import format_v0
 from dsh_tasks.errors import SeedRefused, SessionRefused
 from dsh_tasks.lifecycle import Lifecycle, no
 from dsh_tasks.log_lines import MAX_LOG_BYTES, lines, unpacked
+from dsh_tasks.row_json import MAX_DEPTH
 from dsh_tasks.rows import DELIVERY, DELIVERY_VERSION, END_SEED, checked, is_inherited_marker
 from dsh_tasks.session import Event, Header, Session
 
 VERSION = 4
-MAX_DEPTH = 201
-"""How deep JSON may be nested: what the fast parser takes. Deeper values could not be written again."""
 
 _HEADER_FIELDS = frozenset(
     {
@@ -82,7 +81,7 @@ def _parsed(stream: BinaryIO) -> Session:
     header, rows = header_and_rows(head, found)
     events: list[Event] = []
     lifecycle = Lifecycle()
-    reader = RowReader(header, lifecycle.accept)
+    reader = RowReader(header, lambda event, _line, _data_at: lifecycle.accept(event))
     for line, row in rows:
         events.append(reader.take(line, row))
     reader.end()
@@ -281,15 +280,21 @@ def objects(found: Iterator[tuple[int, bytes, bool]]) -> Iterator[tuple[int, dic
 class RowReader:
     """Binds the rows of a log to its header, one by one. Mutable: one per reading."""
 
-    def __init__(self, header: Header, accept: Callable[[Event], None]) -> None:
-        """`accept` takes each checked row and refuses one that cannot follow those before it."""
+    def __init__(self, header: Header, accept: Callable[[Event, bytes | None, int], None]) -> None:
+        """`accept` takes each checked row and refuses one that cannot follow those before it.
+
+        It is given the line as well, and where its data begins, if the fast parser read it (`row_json`).
+        """
         self.header = header
         self.count = 0
         self._accept = accept
         self._is_marked = False
 
-    def take(self, line: int, row: dict[str, Any]) -> Event:
-        """Check the next row. Raises SessionRefused with its line."""
+    def take(self, number: int, row: dict[str, Any], line: bytes | None = None, data_at: int = 0) -> Event:
+        """Check the next row, of line `number`. Raises SessionRefused with that.
+
+        `line` and where its data begins: if the fast parser read it.
+        """
         try:
             event = checked(row, self.count)
             if event.type == END_SEED and is_inherited_marker(event):
@@ -298,13 +303,13 @@ class RowReader:
                 self._is_marked = True
             elif event.type == DELIVERY:
                 self._check_delivery(event)
-            self._accept(event)
+            self._accept(event, line, data_at)
         except SessionRefused as error:
-            raise _at(line, error) from None
+            raise _at(number, error) from None
         except SeedRefused as error:
             facts = error.facts
             raise SessionRefused(
-                facts["what"], line=line, seq=facts["seq"], event_type=facts["type"]
+                facts["what"], line=number, seq=facts["seq"], event_type=facts["type"]
             ) from None
         self.count += 1
         return event

@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from dsh_tasks.errors import SessionRefused
-from dsh_tasks.rows import END_SEED, KNOWN_TYPES, is_count, message_of, references
+from dsh_tasks.rows import END_SEED, is_count, message_of, references
 from dsh_tasks.session import SURFACE_TYPES, Event, Replace, Sources
 from dsh_tasks.surface import LiveRows
 
@@ -97,40 +97,54 @@ class Lifecycle:
 
     def accept(self, event: Event) -> None:
         """Take the next row. Raises SessionRefused where it cannot follow."""
-        priced, self.priced = self.priced, None
-        if event.type in KNOWN_TYPES:
-            if priced is not None and isinstance(event.surface_op, Replace):
+        kind = event.type
+        priced = self.priced
+        if priced is not None:
+            self.priced = None
+            if kind in SURFACE_TYPES and isinstance(event.surface_op, Replace):
                 self._check_priced(event, event.surface_op, priced)
-            step = _STEPS.get(event.type)
-            try:
-                if event.type in SURFACE_TYPES:
-                    self._place(event)
-                if step is not None:
-                    step(self, event)
-            except (KeyError, TypeError):
-                # A list where a name should be, or no name at all.
-                raise no(event, "data does not have the shape of its type") from None
+        step = _STEPS.get(kind)
+        try:
+            if kind in SURFACE_TYPES:
+                self._place(event, kind)
+            if step is not None:
+                step(self, event)
+        except (KeyError, TypeError):
+            # A list where a name should be, or no name at all.
+            raise no(event, "data does not have the shape of its type") from None
 
     # -- surface ----------------------------------------------------------------------------------
 
-    def _place(self, event: Event) -> None:
-        if event.type == "system/message" and self.surface and self.head is None:
-            raise no(event, "a system message needs one that stands first on the surface")
-        if event.type == "user/message" and event.data["source"]["kind"] == "user":
-            self.human.add(event.seq)
-        if isinstance(event.surface_op, Replace):
-            self._shadow(event, event.surface_op)
-        if event.type == "tool/result":
-            self.results[event.seq] = _frame(event)
-        if event.type in ("user/message", "tool/result"):
-            images = sum(block["type"] == "image" for block in message_of(event)["content"])
-            if images:
-                self.images[event.seq] = images
-        if isinstance(event.surface_op, Replace):
-            return
-        if event.type == "system/message" and not self.surface:
+    def _place(self, event: Event, kind: str) -> None:
+        if kind == "tool/result":
+            message = event.data["message"]
+        elif kind == "user/message":
+            message = event.data
+            if message["source"]["kind"] == "user":
+                self.human.add(event.seq)
+        else:
+            message = None
+            if kind == "system/message" and self.head is None and self.surface:
+                raise no(event, "a system message needs one that stands first on the surface")
+        operation = event.surface_op
+        if isinstance(operation, Replace):
+            self._shadow(event, operation)
+        elif kind == "system/message" and not self.surface:
             self.head = event.seq
-        self.surface.append(event.seq)
+        if message is not None:
+            self._note_message(event, kind, message)
+        if operation.__class__ is not Replace:
+            self.surface.append(event.seq)
+
+    def _note_message(self, event: Event, kind: str, message: dict[str, Any]) -> None:
+        if kind == "tool/result":
+            self.results[event.seq] = _frame(event)
+        images = 0
+        for block in message["content"]:
+            if block["type"] == "image":
+                images += 1
+        if images:
+            self.images[event.seq] = images
 
     def _shadow(self, event: Event, operation: Replace) -> None:
         gone = self._run(event, operation.start_seq, operation.end_seq)
@@ -197,8 +211,8 @@ class Lifecycle:
         self.next_step += 1
 
     def _check_step(self, event: Event) -> None:
-        inside = self.turn is not None and self.step is not None
-        if not inside or event.data["turn"] != self.turn or event.data["step"] != self.step:
+        turn, step, data = self.turn, self.step, event.data
+        if turn is None or step is None or data["turn"] != turn or data["step"] != step:
             raise no(event, "the row does not belong to an open turn and step")
 
     def _check_turn(self, event: Event) -> None:
@@ -516,20 +530,17 @@ _AS_TEXT = json.JSONEncoder(sort_keys=True, default=repr)
 """Made once: making one takes longer than using it."""
 
 
-_PLAIN_RESULT = {"turn", "step", "message"}
-_PLAIN_MESSAGE = {"role", "source", "toolCallId", "content", "isError", "id"}
-_PLAIN_SOURCE = {"kind", "callId"}
+_PLAIN_RESULT = len(("turn", "step", "message"))
+_PLAIN_MESSAGE = len(("role", "source", "toolCallId", "content", "isError", "id"))
+_PLAIN_SOURCE = len(("kind", "callId"))
 
 
 def _frame(result: Event) -> Hashable:
     """A result without its content, as a value that equals only its like."""
     data, message = result.data, result.data["message"]
-    if (
-        data.keys() == _PLAIN_RESULT
-        and message.keys() == _PLAIN_MESSAGE
-        and message["source"].keys() == _PLAIN_SOURCE
-    ):
-        # As nearly all are; the rest of it follows from its type, which was checked.
+    has_fields = len(data) == _PLAIN_RESULT and len(message) == _PLAIN_MESSAGE and "isError" in message
+    if has_fields and len(message["source"]) == _PLAIN_SOURCE:
+        # As nearly all are. All other fields must be there, and follow from its type: that was checked.
         return data["turn"], data["step"], message["toolCallId"], message["isError"], message["id"]
     frame = {**data, "message": {**message, "content": None}}
     try:

@@ -17,6 +17,9 @@ MAX_LOG_BYTES = 1 << 30
 MAX_LINE_BYTES = 1 << 28
 """Longest line: a row with a body of 256 MiB is no row."""
 
+Line = tuple[int, bytes, bool]
+"""(number, from 1; bytes without the end; whether its end is there)."""
+
 _ZSTD_MAGIC = b"\x28\xb5\x2f\xfd"
 _BLOCK = 1 << 18
 
@@ -32,8 +35,8 @@ def unpacked(stream: BinaryIO) -> BinaryIO:
     return cast("BinaryIO", reader)
 
 
-def lines(stream: BinaryIO, number: int = 1) -> Iterator[tuple[int, bytes, bool]]:
-    """(number, line, whether its end is there), from line `number` on. Only the last can lack its end.
+def lines(stream: BinaryIO, number: int = 1) -> Iterator[Line]:
+    """The lines from line `number` on. Only the last can lack its end.
 
     Raises SessionRefused where the log is larger than may be, or no zstd stream.
     """

@@ -51,6 +51,8 @@ ROLES: Mapping[str, str] = {
 
 _FIELDS = frozenset({"type", "seq", "time", "data", "sourceEventSeqs", "surfaceOp", "ignorable"})
 _COMMON_FIELDS = _FIELDS - {"ignorable"}
+_PLAIN_FIELDS = 4
+"""Fields that every row has: type, seq, time, data."""
 _REPLACE_KEYS = {"op", "startSeq", "endSeq"}
 PAIR = 2
 _NOT_STARTED = "TOOL_NOT_STARTED"
@@ -82,60 +84,76 @@ def checked(row: Any, seq: int) -> Event:
     kind = row.get("type")
     if not isinstance(kind, str) or not kind:
         raise SessionRefused("a row needs a type", seq=seq)
-
-    def no(what: str) -> SessionRefused:
-        return SessionRefused(what, seq=seq, event_type=kind)
-
-    _check_frame(row, seq, no)
-    if kind not in KNOWN_TYPES:
-        return _opaque(row, no)
-    if not isinstance(row["data"], dict):
-        raise no("data is not a JSON object")
-    sources = _checked_sources(row, no) if "sourceEventSeqs" in row else None
-    operation = _checked_operation(row, no) if kind in SURFACE_TYPES or "surfaceOp" in row else None
-    event = Event(kind, seq, row["time"], row["data"], sources, operation, ignorable="ignorable" in row)
-    _check_data(event, no)
-    return event
+    try:
+        return _event(row, kind, seq)
+    except _Fault as fault:
+        raise SessionRefused(str(fault), seq=seq, event_type=kind) from None
 
 
-Refusal = Callable[[str], SessionRefused]
+def _event(row: dict[str, Any], kind: str, seq: int) -> Event:
+    _check_frame(row, seq)
+    checks = _CHECKS.get(kind)
+    if checks is None:
+        return _opaque(row)
+    data = row["data"]
+    if not isinstance(data, dict):
+        raise _Fault("data is not a JSON object")
+    sources, operation = None, None
+    if len(row) > _PLAIN_FIELDS or kind in SURFACE_TYPES:
+        sources, operation = _checked_pointers(row)
+    for check in checks:
+        check(data, seq)
+    return Event(kind, seq, row["time"], data, sources, operation, "ignorable" in row)
 
 
-def _check_frame(row: dict[str, Any], seq: int, no: Refusal) -> None:
+class _Fault(Exception):
+    """What is wrong with a row; `checked` says which row it is."""
+
+
+def _check_frame(row: dict[str, Any], seq: int) -> None:
     # Almost every row: a long log has a hundred thousand.
-    is_in_place = row.get("seq") == seq and type(row["seq"]) is int and type(row.get("time")) is int
-    if is_in_place and "data" in row and row.keys() <= _COMMON_FIELDS and 0 <= row["time"] <= MAX_SAFE:
+    time_ms = row.get("time")
+    is_in_place = row.get("seq") == seq and type(row["seq"]) is int
+    is_in_time = type(time_ms) is int and 0 <= time_ms <= MAX_SAFE
+    has_fields = "data" in row and (len(row) == _PLAIN_FIELDS or row.keys() <= _COMMON_FIELDS)
+    if is_in_place and is_in_time and has_fields:
         return
     for key in ("seq", "time", "data"):
         if key not in row:
-            raise no(f"the row lacks {key}")
+            raise _Fault(f"the row lacks {key}")
     if not row.keys() <= _FIELDS:
-        raise no("the row has a field that the format does not know")
+        raise _Fault("the row has a field that the format does not know")
     if not is_count(row["seq"]):
-        raise no("seq is not a whole number from 0")
+        raise _Fault("seq is not a whole number from 0")
     if row["seq"] != seq:
-        raise no(f"seq has a gap (expected {seq}, got {row['seq']})")
+        raise _Fault(f"seq has a gap (expected {seq}, got {row['seq']})")
     if type(row["time"]) is not int or abs(row["time"]) > MAX_SAFE:
-        raise no("time is not epoch milliseconds")
+        raise _Fault("time is not epoch milliseconds")
     if row.get("ignorable", True) is not True:
-        raise no("ignorable can only be true")
+        raise _Fault("ignorable can only be true")
 
 
-def _opaque(row: dict[str, Any], no: Refusal) -> Event:
+def _checked_pointers(row: dict[str, Any]) -> tuple[Sources | None, Literal["append"] | Replace | None]:
+    sources = _checked_sources(row) if "sourceEventSeqs" in row else None
+    operation = _checked_operation(row) if row["type"] in SURFACE_TYPES or "surfaceOp" in row else None
+    return sources, operation
+
+
+def _opaque(row: dict[str, Any]) -> Event:
     if "ignorable" not in row:
-        raise no("the type is not known and the row is not marked ignorable")
+        raise _Fault("the type is not known and the row is not marked ignorable")
     if "sourceEventSeqs" in row or "surfaceOp" in row:
         # What it means cannot be known, so it could not be numbered anew either.
-        raise no("a row of unknown type cannot point at other rows")
+        raise _Fault("a row of unknown type cannot point at other rows")
     return Event(row["type"], row["seq"], row["time"], row["data"], ignorable=True)
 
 
-def _checked_sources(row: dict[str, Any], no: Refusal) -> Sources:
+def _checked_sources(row: dict[str, Any]) -> Sources:
     value, kind, seq = row["sourceEventSeqs"], row["type"], row["seq"]
     if kind not in SURFACE_TYPES or kind == "assistant/message":
-        raise no("a row of this type carries no sourceEventSeqs")
+        raise _Fault("a row of this type carries no sourceEventSeqs")
     if not isinstance(value, list) or not value:
-        raise no("sourceEventSeqs is not a list with members")
+        raise _Fault("sourceEventSeqs is not a list with members")
     spans: list[tuple[int, int]] = []
     if len(value) == 1 and type(value[0]) is int and 0 <= value[0] < seq:
         # A tool's result, and most others.
@@ -143,70 +161,78 @@ def _checked_sources(row: dict[str, Any], no: Refusal) -> Sources:
     for member in value:
         first, last = member if isinstance(member, list) and len(member) == PAIR else (member, member)
         if not is_count(first) or not is_count(last) or first > last or last >= seq:
-            raise no("sourceEventSeqs must name earlier rows, singly or as ranges")
+            raise _Fault("sourceEventSeqs must name earlier rows, singly or as ranges")
         spans.append((first, last))
     # Never written out: a range in every row of a long log would cost its square.
     if any(before[1] >= after[0] for before, after in pairwise(sorted(spans))):
-        raise no("sourceEventSeqs names a row twice")
+        raise _Fault("sourceEventSeqs names a row twice")
     return tuple(
         span if isinstance(member, list) else span[0] for member, span in zip(value, spans, strict=True)
     )
 
 
-def _checked_operation(row: dict[str, Any], no: Refusal) -> Literal["append"] | Replace:
+def _checked_operation(row: dict[str, Any]) -> Literal["append"] | Replace:
     if row["type"] not in SURFACE_TYPES:
-        raise no("a row of this type is not shown to the model and carries no surfaceOp")
+        raise _Fault("a row of this type is not shown to the model and carries no surfaceOp")
     value = row.get("surfaceOp")
     if value == "append":
         return "append"
     if not isinstance(value, dict) or value.keys() != _REPLACE_KEYS or value["op"] != "replace":
-        raise no("surfaceOp is neither append nor a replacement")
+        raise _Fault("surfaceOp is neither append nor a replacement")
     first, last = value["startSeq"], value["endSeq"]
     if not is_count(first) or not is_count(last) or first >= row["seq"] or last >= row["seq"]:
-        raise no("the replacement does not name earlier rows")
+        raise _Fault("the replacement does not name earlier rows")
     return Replace(first, last)
 
 
-def _check_data(event: Event, no: Refusal) -> None:
-    kind, data = event.type, event.data
-    if kind in SURFACE_TYPES:
-        _check_message(kind, data if kind == "user/message" else data.get("message"), no)
-    if kind in _TURN_TYPES:
-        if not is_count(data.get("turn")):
-            raise no("turn is not a whole number")
-        if kind in _STEP_TYPES and not is_count(data.get("step")):
-            raise no("step is not a whole number")
-    check = _CHECKS.get(kind)
-    if check is not None:
-        check(data, event.seq, no)
+def _check_turn(data: dict[str, Any], _seq: int) -> None:
+    turn = data.get("turn")
+    if type(turn) is not int or not 0 <= turn <= MAX_SAFE:
+        raise _Fault("turn is not a whole number")
 
 
-_STEP_TYPES = frozenset(
-    """
-    step/start step/end system/message developer/message assistant/message assistant/attempt tool/call
-    tool/result llm/retry llm/retry-started
-    """.split()  # noqa: SIM905 - see above
-)
-_TURN_TYPES = _STEP_TYPES | {"turn/start", "turn/end"}
+def _check_step(data: dict[str, Any], _seq: int) -> None:
+    turn, step = data.get("turn"), data.get("step")
+    if type(turn) is not int or not 0 <= turn <= MAX_SAFE:
+        raise _Fault("turn is not a whole number")
+    if type(step) is not int or not 0 <= step <= MAX_SAFE:
+        raise _Fault("step is not a whole number")
 
 
-def _check_message(kind: str, message: Any, no: Refusal) -> None:
-    if not isinstance(message, dict):
-        raise no("the row carries no message")
-    if message.get("role") != ROLES[kind]:
-        raise no(f"the message's role is not {ROLES[kind]}")
-    if not isinstance(message.get("id"), str) or not message["id"]:
-        raise no("the message has no id")
-    source = message.get("source")
-    if not isinstance(source, dict) or not _is_producer(source):
-        raise no("the message does not say where it comes from")
-    if kind == "assistant/message" and not (source["kind"] == "model" and _is_route(source)):
-        raise no("the message's source is not a model")
-    if kind == "system/message" and source["kind"] != "system-prompt":
-        raise no("the message's source is not the system prompt")
-    if kind == "tool/result":
-        _check_result(message, source, no)
-    _check_content(message.get("content"), no)
+Check = Callable[[dict[str, Any], int], None]
+"""Looks at the data of a row, and at its seq."""
+
+
+def _message_check(kind: str, check_source: Callable[[dict[str, Any], dict[str, Any]], None] | None) -> Check:
+    """The check of the message that a surface row carries; its source is looked at once more."""
+    role = ROLES[kind]
+
+    def check(data: dict[str, Any], _seq: int) -> None:
+        message = data if kind == "user/message" else data.get("message")
+        if not isinstance(message, dict):
+            raise _Fault("the row carries no message")
+        if message.get("role") != role:
+            raise _Fault(f"the message's role is not {role}")
+        if not isinstance(message.get("id"), str) or not message["id"]:
+            raise _Fault("the message has no id")
+        source = message.get("source")
+        if not isinstance(source, dict) or not _is_producer(source):
+            raise _Fault("the message does not say where it comes from")
+        if check_source is not None:
+            check_source(message, source)
+        _check_content(message.get("content"))
+
+    return check
+
+
+def _check_model(_message: dict[str, Any], source: dict[str, Any]) -> None:
+    if source["kind"] != "model" or not _is_route(source):
+        raise _Fault("the message's source is not a model")
+
+
+def _check_prompt(_message: dict[str, Any], source: dict[str, Any]) -> None:
+    if source["kind"] != "system-prompt":
+        raise _Fault("the message's source is not the system prompt")
 
 
 def _is_producer(source: Any) -> bool:
@@ -215,30 +241,30 @@ def _is_producer(source: Any) -> bool:
     return isinstance(kind, str) and kind not in ("", "plugin")
 
 
-def _check_result(message: dict[str, Any], source: dict[str, Any], no: Refusal) -> None:
+def _check_result(message: dict[str, Any], source: dict[str, Any]) -> None:
     call = message.get("toolCallId")
     if not isinstance(call, str) or not call or source.get("kind") != "tool" or source.get("callId") != call:
-        raise no("the result does not name its tool call")
+        raise _Fault("the result does not name its tool call")
     if not isinstance(message.get("isError", False), bool):
-        raise no("isError is not true or false")
+        raise _Fault("isError is not true or false")
 
 
-def _check_content(content: Any, no: Refusal) -> None:
+def _check_content(content: Any) -> None:
     if not isinstance(content, list):
-        raise no("content is not a list of blocks")
+        raise _Fault("content is not a list of blocks")
     for block in content:
         kind = block.get("type") if isinstance(block, dict) else None
         if kind == "text" and isinstance(block.get("text"), str):
             continue
         if not isinstance(kind, str) or not kind:
-            raise no("content holds something that is not a block")
+            raise _Fault("content holds something that is not a block")
         for key in _BLOCK_TEXTS.get(kind, ()):
             if not isinstance(block.get(key), str):
-                raise no(f"a block of type {kind} lacks {key}")
+                raise _Fault(f"a block of type {kind} lacks {key}")
         if kind == "tool-result":
-            raise no("content holds a result block of an older format")
+            raise _Fault("content holds a result block of an older format")
         if kind == "tool-call" and not (block["id"] and block["name"]):
-            raise no("a tool call has no id or no name")
+            raise _Fault("a tool call has no id or no name")
 
 
 _BLOCK_TEXTS: Mapping[str, tuple[str, ...]] = {
@@ -249,151 +275,153 @@ _BLOCK_TEXTS: Mapping[str, tuple[str, ...]] = {
 
 
 def _is_route(value: Any) -> bool:
-    return isinstance(value, dict) and all(
-        isinstance(value.get(key), str) and value[key] for key in ("provider", "model")
-    )
+    if not isinstance(value, dict):
+        return False
+    provider, model = value.get("provider"), value.get("model")
+    return isinstance(provider, str) and isinstance(model, str) and bool(provider and model)
 
 
 _ONLY_OBJECTS = {dict}
 
 
-def _check_assistant(data: dict[str, Any], _seq: int, no: Refusal) -> None:
+def _check_assistant(data: dict[str, Any], _seq: int) -> None:
     stream = data.get("stream")
     if not isinstance(stream, list) or not {*map(type, stream)} <= _ONLY_OBJECTS:
-        raise no("stream is not a list of objects")
+        raise _Fault("stream is not a list of objects")
     if not isinstance(data.get("usage", {}), dict):
-        raise no("usage is not an object")
+        raise _Fault("usage is not an object")
 
 
-def _check_tool_result(data: dict[str, Any], _seq: int, no: Refusal) -> None:
+def _check_tool_result(data: dict[str, Any], _seq: int) -> None:
     error = data.get("error")
     if error is not None and (not isinstance(error, dict) or data["message"].get("isError") is not True):
-        raise no("an error stands beside a result that is none")
+        raise _Fault("an error stands beside a result that is none")
 
 
-def _check_tool_call(data: dict[str, Any], _seq: int, no: Refusal) -> None:
-    if not all(isinstance(data.get(key), str) and data[key] for key in ("callId", "name")):
-        raise no("the call has no id or no name")
+def _check_tool_call(data: dict[str, Any], _seq: int) -> None:
+    call, name = data.get("callId"), data.get("name")
+    if not isinstance(call, str) or not isinstance(name, str) or not call or not name:
+        raise _Fault("the call has no id or no name")
     if not isinstance(data.get("arguments"), str):
-        raise no("the call's arguments are not text")
+        raise _Fault("the call's arguments are not text")
 
 
-def _check_turn_end(data: dict[str, Any], _seq: int, no: Refusal) -> None:
+def _check_turn_end(data: dict[str, Any], _seq: int) -> None:
     reason = data.get("reason")
     if not isinstance(reason, dict) or not isinstance(reason.get("kind"), str) or not reason["kind"]:
-        raise no("the turn does not say how it ended")
+        raise _Fault("the turn does not say how it ended")
 
 
-def _check_request(data: dict[str, Any], _seq: int, no: Refusal) -> None:
+def _check_request(data: dict[str, Any], _seq: int) -> None:
     header = data.get("header")
     if not isinstance(header, dict) or not _is_route(header.get("config")):
-        raise no("the request header names no provider and model")
+        raise _Fault("the request header names no provider and model")
     if "system" in header:
-        raise no("the request header holds a system text, which has a row of its own")
+        raise _Fault("the request header holds a system text, which has a row of its own")
     tools = header.get("tools", [{}])
     if not isinstance(tools, list) or not tools or not all(isinstance(one, dict) for one in tools):
-        raise no("the request header's tools are not a list with members")
+        raise _Fault("the request header's tools are not a list with members")
     if data.get("reason") not in _REQUEST_REASONS:
-        raise no("the request header does not say why it was written")
-    _check_defaults(header, no)
+        raise _Fault("the request header does not say why it was written")
+    _check_defaults(header)
 
 
 _REQUEST_REASONS = ("initial", "resume", "change", "series")
 
 
-def _check_defaults(header: dict[str, Any], no: Refusal) -> None:
+def _check_defaults(header: dict[str, Any]) -> None:
     config = header["config"]
     effort = config.get("reasoningEffort", "some")
     if not isinstance(effort, str) or not effort:
-        raise no("the request header's reasoningEffort is not a word")
+        raise _Fault("the request header's reasoningEffort is not a word")
     defaults = header.get("adapterDefaults", {"maxTokens": True})
     if not isinstance(defaults, dict) or not defaults:
-        raise no("the request header's adapterDefaults is not an object with members")
+        raise _Fault("the request header's adapterDefaults is not an object with members")
     if "adapterDefaults" in header and not all(
         key in ("reasoningEffort", "maxTokens") and value is True and key in config
         for key, value in defaults.items()
     ):
-        raise no("the request header's adapterDefaults names what its config does not hold")
+        raise _Fault("the request header's adapterDefaults names what its config does not hold")
 
 
-def _check_title(data: dict[str, Any], seq: int, no: Refusal) -> None:
+def _check_title(data: dict[str, Any], seq: int) -> None:
     if not _are_earlier(data.get("messageSeqs"), seq):
-        raise no("messageSeqs does not name earlier rows")
+        raise _Fault("messageSeqs does not name earlier rows")
 
 
-def _check_session_title(data: dict[str, Any], seq: int, no: Refusal) -> None:
-    _check_title(data, seq, no)
+def _check_session_title(data: dict[str, Any], seq: int) -> None:
+    _check_title(data, seq)
     source = data.get("source")
     if not isinstance(source, dict):
-        raise no("the title does not say where it comes from")
+        raise _Fault("the title does not say where it comes from")
     if (source.get("kind") == "user") == bool(data["messageSeqs"]):
-        raise no("a title cites no message exactly where a person gave it")
+        raise _Fault("a title cites no message exactly where a person gave it")
 
 
-def _check_span(data: dict[str, Any], seq: int, no: Refusal) -> None:
+def _check_span(data: dict[str, Any], seq: int) -> None:
     span = data.get("shadowedRange")
     if not isinstance(span, dict) or not _are_earlier([span.get("start"), span.get("end")], seq):
-        raise no("the compaction's range does not name earlier rows")
+        raise _Fault("the compaction's range does not name earlier rows")
     if not _are_earlier(data.get("shadowedSeqs"), seq):
-        raise no("shadowedSeqs does not name earlier rows")
+        raise _Fault("shadowedSeqs does not name earlier rows")
 
 
-def _check_compaction(data: dict[str, Any], _seq: int, no: Refusal) -> None:
+def _check_compaction(data: dict[str, Any], _seq: int) -> None:
     if data.get("turn") is not None and not is_count(data["turn"]):
-        raise no("turn is neither a whole number nor null")
+        raise _Fault("turn is neither a whole number nor null")
 
 
-def _check_done(data: dict[str, Any], seq: int, no: Refusal) -> None:
+def _check_done(data: dict[str, Any], seq: int) -> None:
     if "sourceEventSeq" in data and not _are_earlier([data["sourceEventSeq"]], seq):
-        raise no("sourceEventSeq does not name an earlier row")
+        raise _Fault("sourceEventSeq does not name an earlier row")
 
 
-def _check_developer(data: dict[str, Any], seq: int, no: Refusal) -> None:
+def _check_developer(data: dict[str, Any], seq: int) -> None:
     changes = [block for block in data["message"]["content"] if block["type"] in TOOL_CHANGES]
     for block in changes:
         if not isinstance(block.get("toolName"), str) or not block["toolName"] or "tool" in block:
-            raise no("a tool that came or went has no name, or is described in place")
+            raise _Fault("a tool that came or went has no name, or is described in place")
     if ("headerSeq" in data) != any(block["type"] == "tool-addition" for block in changes):
-        raise no("headerSeq stands exactly where a tool came")
+        raise _Fault("headerSeq stands exactly where a tool came")
     if "headerSeq" in data and not _are_earlier([data["headerSeq"]], seq):
-        raise no("headerSeq does not name an earlier row")
+        raise _Fault("headerSeq does not name an earlier row")
 
 
 TOOL_CHANGES = ("tool-addition", "tool-removal")
 """Blocks of a developer message that change the list of tools."""
 
 
-def _check_offload(data: dict[str, Any], seq: int, no: Refusal) -> None:
+def _check_offload(data: dict[str, Any], seq: int) -> None:
     targets = data.get("targets")
     if data.keys() != {"targets"} or not isinstance(targets, list) or not targets:
-        raise no("targets is not a list of rows, and all that there is")
+        raise _Fault("targets is not a list of rows, and all that there is")
     if not all(isinstance(one, dict) and one.keys() == {"seq", "imageIndexes"} for one in targets):
-        raise no("a target is not a row and its images")
+        raise _Fault("a target is not a row and its images")
     if not _are_earlier([one.get("seq") for one in targets], seq):
-        raise no("targets does not name earlier rows")
+        raise _Fault("targets does not name earlier rows")
     if not all(_are_indexes(one.get("imageIndexes")) for one in targets):
-        raise no("imageIndexes does not rise from 0")
+        raise _Fault("imageIndexes does not rise from 0")
 
 
-def _check_delivery(data: dict[str, Any], seq: int, no: Refusal) -> None:
+def _check_delivery(data: dict[str, Any], seq: int) -> None:
     if not is_count(data.get("sessionFormatVersion", 0)):
-        raise no("the delivery row's version is not a whole number from 0")
+        raise _Fault("the delivery row's version is not a whole number from 0")
     if data.get("sessionFormatVersion", 0) != DELIVERY_VERSION:
         return
     if not isinstance(data.get("sessionId"), str) or not data["sessionId"]:
-        raise no("the delivery row names no session")
+        raise _Fault("the delivery row names no session")
     if not _are_earlier([data.get("throughSeq")], seq):
-        raise no("the delivery row does not lie after what it covers")
+        raise _Fault("the delivery row does not lie after what it covers")
 
 
-def _check_inbox(data: dict[str, Any], _seq: int, no: Refusal) -> None:
+def _check_inbox(data: dict[str, Any], _seq: int) -> None:
     inserted = data.get("inserted")
     if not isinstance(inserted, list) or not all(isinstance(one, dict) for one in inserted):
-        raise no("inserted is not a list of messages")
+        raise _Fault("inserted is not a list of messages")
     if not all(_is_producer(one.get("source")) for one in inserted):
-        raise no("an inserted message does not say where it comes from")
+        raise _Fault("an inserted message does not say where it comes from")
     if not is_count(data.get("start")) or not is_count(data.get("removedCount", 0)):
-        raise no("the inbox change does not say where")
+        raise _Fault("the inbox change does not say where")
 
 
 def _are_earlier(value: Any, seq: int) -> bool:
@@ -409,40 +437,47 @@ def _are_indexes(value: Any) -> bool:
     )
 
 
-def _check_dispatch(data: dict[str, Any], _seq: int, no: Refusal) -> None:
+def _check_dispatch(data: dict[str, Any], _seq: int) -> None:
     for key in ("subCallId", "rootCallId", "parentCallId"):
         if not isinstance(data.get(key), str) or not data[key]:
-            raise no(f"the call of a tool's program has no {key}")
+            raise _Fault(f"the call of a tool's program has no {key}")
 
 
-def _check_retry(data: dict[str, Any], _seq: int, no: Refusal) -> None:
+def _check_retry(data: dict[str, Any], _seq: int) -> None:
     if not isinstance(data.get("retryId"), str) or not data["retryId"] or not is_count(data.get("retry")):
-        raise no("the retry has no name or no number")
+        raise _Fault("the retry has no name or no number")
 
 
-_CHECKS: Mapping[str, Callable[[dict[str, Any], int, Refusal], None]] = {
-    "assistant/message": _check_assistant,
-    "assistant/attempt": _check_assistant,
-    "tool/result": _check_tool_result,
-    "tool/call": _check_tool_call,
-    "turn/end": _check_turn_end,
-    "request/header": _check_request,
-    "session/title": _check_session_title,
-    "session/title-llm-request": _check_title,
-    "compaction/summary": _check_span,
-    "compaction/prune": _check_span,
-    "compaction/start": _check_compaction,
-    "compaction/end": _check_compaction,
-    "command/done": _check_done,
-    "developer/message": _check_developer,
-    "image/offload": _check_offload,
-    DELIVERY: _check_delivery,
-    "agent/inbox/spliced": _check_inbox,
-    "tool/ptc-dispatch-start": _check_dispatch,
-    "tool/ptc-dispatch": _check_dispatch,
-    "llm/retry": _check_retry,
-    "llm/retry-started": _check_retry,
+_CHECKS: Mapping[str, tuple[Check, ...]] = {
+    **dict.fromkeys(KNOWN_TYPES, ()),
+    "turn/start": (_check_turn,),
+    "turn/end": (_check_turn, _check_turn_end),
+    "step/start": (_check_step,),
+    "step/end": (_check_step,),
+    "system/message": (_message_check("system/message", _check_prompt), _check_step),
+    "developer/message": (_message_check("developer/message", None), _check_step, _check_developer),
+    "user/message": (_message_check("user/message", None),),
+    "assistant/message": (_message_check("assistant/message", _check_model), _check_step, _check_assistant),
+    "assistant/attempt": (_check_step, _check_assistant),
+    "tool/result": (_message_check("tool/result", _check_result), _check_step, _check_tool_result),
+    "tool/call": (_check_step, _check_tool_call),
+    "request/header": (_check_request,),
+    "session/title": (_check_session_title,),
+    "session/title-llm-request": (_check_title,),
+    "compaction/summary": (_check_span,),
+    "compaction/prune": (_check_span,),
+    "compaction/start": (_check_compaction,),
+    "compaction/end": (_check_compaction,),
+    "command/done": (_check_done,),
+    "image/offload": (_check_offload,),
+    DELIVERY: (_check_delivery,),
+    "agent/inbox/spliced": (_check_inbox,),
+    "tool/ptc-dispatch-start": (_check_dispatch,),
+    "tool/ptc-dispatch": (_check_dispatch,),
+    "llm/retry": (_check_step, _check_retry),
+    "llm/retry-started": (_check_step, _check_retry),
 }
+"""What is looked at in the data of each type that the harness knows."""
 
 
 # -- rows that point at rows ----------------------------------------------------------------------
@@ -550,3 +585,6 @@ _MOVES: Mapping[str, Callable[[dict[str, Any], Move], dict[str, Any]]] = {
     "image/offload": _move_targets,
     DELIVERY: _move_delivery,
 }
+
+TYPES_WITH_POINTERS = frozenset(_MOVES)
+"""Types whose data names rows. So may the data of a tool's result, where it is a repair."""

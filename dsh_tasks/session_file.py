@@ -14,7 +14,8 @@ from typing import Any, BinaryIO
 
 from dsh_tasks.errors import SessionRefused
 from dsh_tasks.format import RowReader, decode_row, header_and_rows, is_v0, not_json, opened
-from dsh_tasks.log_lines import lines, skip, unpacked
+from dsh_tasks.log_lines import Line, lines, skip, unpacked
+from dsh_tasks.row_json import RowParser
 from dsh_tasks.seed import Packer, Seed, SeedMaker
 from dsh_tasks.session import Header, route_of
 
@@ -37,7 +38,7 @@ class SessionFile:
         self._begin()
 
     def _begin(self) -> None:
-        self._maker = SeedMaker(keep=self._keep, decoded=True)
+        self._maker = SeedMaker(keep=self._keep)
         self._reader: RowReader | None = None
         self._offset = 0
         """Bytes taken so far, unpacked."""
@@ -93,20 +94,79 @@ class SessionFile:
             self._begin()
             stream.seek(0)
             source = unpacked(stream)
-        found = self._rows(source)
-        if self._reader is None:
-            _, head = next(found, (1, None))
-            if head is None:
-                raise SessionRefused("there is no header line", line=1)
-            self._is_v0 = is_v0(head)
-            header, rows = header_and_rows(head, found)
-            self._reader = RowReader(header, self._maker.add)
-        else:
-            rows = found
+        found = lines(source, self._lines + (not self._is_unended))
         with Packer(self._maker):
-            for line, row in rows:
-                self._reader.take(line, row)
+            if self._reader is None:
+                self._reader = self._begun(found)
+            self._take(found, self._reader)
         self._reader.end()
+
+    def _begun(self, found: Iterator[Line]) -> RowReader:
+        """Take the header; of a v0 log, which is converted as a whole, all lines."""
+        first = next(found, None)
+        head = None if first is None else self._decoded(first)
+        if first is None or head is None:
+            raise SessionRefused("there is no header line", line=1)
+        self._count(first)
+        self._is_v0 = is_v0(head)
+        header, rows = header_and_rows(head, self._objects(found))
+        reader = RowReader(header, self._maker.add)
+        if self._is_v0:
+            for number, row in rows:
+                reader.take(number, row)
+        return reader
+
+    def _take(self, found: Iterator[Line], reader: RowReader) -> None:
+        """Take the lines of v4: nearly all are read by the fast parser."""
+        parse, take, size, last = RowParser().parse, reader.take, 0, None
+        for one in found:
+            number, line, is_ended = one
+            known = parse(line)
+            if known is not None:
+                take(number, known[0], line, known[1])
+            elif self._is_unended and not line and is_ended:
+                # Only the end of the last line was added first.
+                self._offset += 1
+                self._last += b"\n"
+                self._is_unended = False
+                continue
+            elif (row := self._decoded(one)) is not None:
+                take(number, row)
+            else:
+                break
+            size += len(line) + is_ended
+            last = one
+        if last is not None:
+            self._offset += size
+            self._lines, self._last, self._is_unended = last[0], last[1], not last[2]
+
+    def _objects(self, found: Iterator[Line]) -> Iterator[tuple[int, dict[str, Any]]]:
+        """(line, its object); each is counted as taken when the next is asked for."""
+        for one in found:
+            row = self._decoded(one)
+            if row is None:
+                return
+            yield one[0], row
+            self._count(one)
+
+    def _decoded(self, one: Line) -> dict[str, Any] | None:
+        """The object in a line, the precise way; None where it is a last line that is not whole."""
+        number, line, is_ended = one
+        try:
+            row = decode_row(line)
+        except ValueError as error:
+            if not is_ended and number > 1:
+                return None
+            raise not_json(error, number) from None
+        if type(row) is not dict:
+            raise SessionRefused("the line is not a JSON object", line=number)
+        return row
+
+    def _count(self, one: Line) -> None:
+        """A line was taken."""
+        number, line, is_ended = one
+        self._offset += len(line) + is_ended
+        self._lines, self._last, self._is_unended = number, line, not is_ended
 
     def _goes_on(self, stream: BinaryIO, source: BinaryIO) -> bool:
         """Whether what was taken still stands there; `source` is then read up to its end."""
@@ -119,30 +179,3 @@ class SessionFile:
             return skip(source, self._offset).endswith(last)
         stream.seek(self._offset - len(last))
         return stream.read(len(last)) == last
-
-    def _rows(self, source: BinaryIO) -> Iterator[tuple[int, dict[str, Any]]]:
-        """(line, its object) from where reading stopped; each is counted as taken when the next is asked for.
-
-        As `format.objects`, which this is in one step less: there are a hundred thousand. A last line
-        without its end is not counted where it is not whole.
-        """
-        for number, line, is_ended in lines(source, self._lines + (not self._is_unended)):
-            if self._is_unended and not line and is_ended:
-                # Only the end of the last line was added first.
-                self._offset += 1
-                self._last += b"\n"
-                self._is_unended = False
-                continue
-            try:
-                row = decode_row(line)
-            except ValueError as error:
-                if not is_ended and number > 1:
-                    return
-                raise not_json(error, number) from None
-            if type(row) is not dict:
-                raise SessionRefused("the line is not a JSON object", line=number)
-            yield number, row
-            self._offset += len(line) + is_ended
-            self._lines = number
-            self._last = line
-            self._is_unended = not is_ended

@@ -71,7 +71,16 @@ class LiveRows:
 
     def append(self, seq: int) -> None:
         """Put row `seq` behind all others; numbers only rise."""
-        self._link(seq, self._last, _NONE)
+        after, last = self._after, self._last
+        missing = seq - len(after)
+        if missing > 0:
+            after.extend([_GONE] * missing)
+            self._before.extend([_GONE] * missing)
+        after.append(_NONE)
+        self._before.append(last)
+        if last != _NONE:
+            after[last] = seq
+        self._last = seq
 
     def run(self, first: int, last: int) -> list[int]:
         """The live rows from `first` to `last`; empty where these are not live, or not in this order."""

@@ -13,16 +13,17 @@ from __future__ import annotations
 import base64
 import hashlib
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import orjson
 import zstandard
-from pydantic_core import to_json
 
 from dsh_tasks.data import chunk_dictionary
 from dsh_tasks.errors import SeedRefused
 from dsh_tasks.format import decode_line, encode_line
+from dsh_tasks.row_json import RowParser
 from dsh_tasks.rows import Move, moved, moved_data, moved_frame
 from dsh_tasks.session import Event, Replace
 
@@ -66,11 +67,11 @@ def pack(raw: bytes, rows: int) -> Chunk:
     return Chunk(digest_of(raw), rows, len(raw), _OWN.compressor.compress(raw))
 
 
-def pack_all(parts: Sequence[tuple[bytes, int]]) -> list[Chunk]:
+def pack_many(parts: Sequence[tuple[bytes, int]], *, threads: int) -> list[Chunk]:
     """The chunks of (canonical lines, rows), compressed in one call that lets other threads run."""
     if "multi_compress_to_buffer" not in zstandard.backend_features:
         return [pack(raw, rows) for raw, rows in parts]
-    packed = _OWN.compressor.multi_compress_to_buffer([raw for raw, _ in parts], threads=1)
+    packed = _OWN.compressor.multi_compress_to_buffer([raw for raw, _ in parts], threads=threads)
     return [
         Chunk(digest_of(raw), rows, len(raw), packed[place].tobytes())
         for place, (raw, rows) in enumerate(parts)
@@ -91,11 +92,16 @@ def unpack(data: bytes, digest: str, size: int) -> bytes:
     return raw
 
 
-def canonical(event: Event, ref: Move, turn: Move, *, decoded: bool = False) -> bytes:
+def content_of(chunk: Chunk) -> bytes:
+    """The canonical bytes of a chunk that was made in this process: nobody can have changed them."""
+    return _OWN.decompressor.decompress(chunk.data, max_output_size=chunk.raw_bytes)
+
+
+def canonical(event: Event, ref: Move, turn: Move, *, is_exact: bool = False) -> bytes:
     """The line of one row, its numbers sent through `ref` and `turn`.
 
-    `decoded`: the row came out of `format.decode_row`, so all in it but infinities is known to have a JSON.
-    Raises SeedRefused, which names the row, where a value has none.
+    `is_exact`: `row_json` or a chunk gave the row, so all in it is known to have a JSON. Raises SeedRefused,
+    which names the row, where a value has none.
     """
     row: dict[str, Any] = {"type": event.type, "time": event.time, "data": moved_data(event, ref, turn)}
     if event.source_event_seqs is not None:
@@ -107,33 +113,45 @@ def canonical(event: Event, ref: Move, turn: Move, *, decoded: bool = False) -> 
     if event.ignorable:
         row["ignorable"] = True
     try:
-        if not decoded:
-            # A checking encoder first: the fast one takes what only Python has.
-            encode_line(row)
-        line = to_json(row)
-        if b"Infinity" in line:
-            # `format.decode_row` leaves this to be seen here.
-            encode_line(row)
-    except (ValueError, TypeError, RecursionError):
-        line = _escaped(event, row)
-    return line + b"\n"
-
-
-def _escaped(event: Event, row: dict[str, Any]) -> bytes:
-    """Half a surrogate pair, which has no UTF-8, is escaped; other values have no JSON at all."""
-    try:
-        return encode_line(row)
+        return _written(row, is_exact=is_exact) + b"\n"
     except (ValueError, TypeError, RecursionError) as error:
         raise SeedRefused(
             f"the row has no JSON ({type(error).__name__})", seq=event.seq, event_type=event.type
         ) from None
 
 
-def rows_of(raw: bytes, turn: int, place: Move) -> Iterator[Event]:
+def _written(row: dict[str, Any], *, is_exact: bool) -> bytes:
+    # A checking encoder first: the fast one takes what only Python has, and infinities.
+    line = b"" if is_exact else encode_line(row)
+    try:
+        return orjson.dumps(row)
+    except TypeError:
+        # It has no half surrogate pairs, which are escaped, and no whole numbers beyond 64 bits.
+        return line or encode_line(row)
+
+
+def chunk_of(rows: Sequence[Event], number: int) -> Chunk:
+    """The chunk of turn `number` of a seed; its rows, read out of chunks, stand where they are to be read."""
+    start = rows[0].seq
+    lines = [
+        canonical(row, lambda seq: seq - start, lambda turn: turn - number, is_exact=True) for row in rows
+    ]
+    return pack(b"".join(lines), len(rows))
+
+
+def rows_of(
+    raw: bytes, turn: int, place: Move, *, is_wanted: Callable[[int, bytes], bool] | None = None
+) -> Iterator[Event]:
     """The rows of canonical bytes: numbered by `place` of their number in the chunk, from turn `turn` on.
 
-    Shares nothing with anyone. The bytes must be what `canonical` wrote.
+    `is_wanted` chooses by number and line which are read at all. Shares nothing with anyone. The bytes must
+    be what `canonical` wrote.
     """
+    parser = RowParser(is_numbered=False)
     for number, line in enumerate(raw.split(b"\n")[:-1]):
-        relative = Event.from_row({"seq": number, **decode_line(line)})
+        if is_wanted is not None and not is_wanted(number, line):
+            continue
+        found = parser.parse(line)
+        row = decode_line(line) if found is None else found[0]
+        relative = Event.from_row({"seq": number, **row})
         yield moved(relative, place(number), place, lambda count: count + turn)

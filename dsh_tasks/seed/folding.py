@@ -25,23 +25,23 @@ class Frame:
     nodes: tuple[Node, ...]
 
 
-def framed(rows: Sequence[Event], turns: Sequence[Turn], nodes: Sequence[Node]) -> list[Frame]:
-    """Share out the live, paired `nodes` of the completed `turns` of `rows`, keeping their order.
+def framed(turns: Sequence[Turn], times: Mapping[int, int], nodes: Sequence[Node]) -> list[Frame]:
+    """Share out the live, paired `nodes` of completed `turns`, keeping their order.
 
-    A summary that was written in a later turn stands where the summarised messages stood: it goes into
-    the turn of the message that follows it. A turn of which nothing lives stays, empty.
+    `times` are those of the rows that begin and end the turns. A summary that was written in a later turn
+    stands where the summarised messages stood: it goes into the turn of the message that follows it. A turn
+    of which nothing lives stays, empty.
     """
     shares: dict[int, list[Node]] = {turn.number: [] for turn in turns}
     number = turns[-1].number
     for node in reversed(nodes):
         number = max(min(number, node.turn), turns[0].number)
         shares[number].append(node)
-    before = rows[0].seq
     return [
         Frame(
             turn,
-            rows[turn.start_seq - before].time,
-            rows[(turn.start_seq if turn.end_seq is None else turn.end_seq) - before].time,
+            times[turn.start_seq],
+            times[turn.start_seq if turn.end_seq is None else turn.end_seq],
             tuple(reversed(shares[turn.number])),
         )
         for turn in turns

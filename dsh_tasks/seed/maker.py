@@ -18,20 +18,21 @@ from itertools import islice
 
 from dsh_tasks.errors import LimitReached, SeedRefused, SessionRefused
 from dsh_tasks.lifecycle import Lifecycle
-from dsh_tasks.rows import END_SEED, Move, checked, is_inherited_marker, message_of, references
+from dsh_tasks.rows import END_SEED, Move, checked, is_inherited_marker, references
 from dsh_tasks.seed import value
-from dsh_tasks.seed.chunks import Chunk, canonical, pack
+from dsh_tasks.seed.chunks import Chunk, canonical
 from dsh_tasks.seed.inbox import TYPE as INBOX
 from dsh_tasks.seed.inbox import Inbox
 from dsh_tasks.seed.manifest import Page, Part
-from dsh_tasks.seed.segment import NOWHERE, Needs, Segment
+from dsh_tasks.seed.pairing import Answers, answer_of, is_paired
+from dsh_tasks.seed.plain import PlainRows
+from dsh_tasks.seed.segment import NOWHERE, Needs, Segment, pack_all
 from dsh_tasks.seed.value import Seed
-from dsh_tasks.seed.verbatim import BOOKKEEPING, Kept, kept_rows
+from dsh_tasks.seed.verbatim import BOOKKEEPING, Kept, kept_chunks
 from dsh_tasks.session import SURFACE_TYPES, Event, Replace, Session
-from dsh_tasks.surface import calls_of
 
-Answers = tuple[str, ...] | str
-"""Of a shown row: the calls that an assistant's message asks for, or the call that a result answers."""
+_UNPACKED_BYTES = 8 << 20
+"""How much of a window waits unpacked: a small one is packed once, when it is asked for."""
 
 
 @dataclass(slots=True)
@@ -43,6 +44,8 @@ class _Open:
     loose_ends: int
     place: Move
     """Place of a seq."""
+    plain: PlainRows | None
+    """None once a row of the segment was left out: seqs then do not tell where rows stand."""
     count: int = 0
     lines: list[bytes] = field(default_factory=list)
     needs: Needs = field(default_factory=Needs)
@@ -63,21 +66,22 @@ class _Open:
 class SeedMaker:
     """One per log. Rows must come in order, each checked by itself (`rows.checked`)."""
 
-    def __init__(self, *, keep: int | None = None, first_turn: int = 1, decoded: bool = False) -> None:
+    def __init__(self, *, keep: int | None = None, first_turn: int = 1) -> None:
         """`keep`: make windows of up to so many turns only, and forget those before.
 
         `first_turn`: turns before this number are checked, but no seed will have them.
-        `decoded`: rows come from a file, as in `chunks.canonical`.
         """
         self._keep = keep
         self._first_turn = first_turn
-        self._decoded = decoded
         self.last_request: Event | None = None
         """The last request header, of an open turn as well."""
         self._lifecycle = Lifecycle()
         self._left_out: list[int] = []
         """Seqs of rows that no seed keeps: markers of inherited parts, and bookkeeping that names one."""
         self._segments: deque[Segment] = deque()
+        self._unpacked: deque[Segment] = deque()
+        """Those of them that wait to be packed."""
+        self._unpacked_bytes = 0
         self._turns = 0
         self._end = 0
         """Seq after the last `turn/end`."""
@@ -97,7 +101,7 @@ class SeedMaker:
         self._raw_bytes = 0
         self.pack: Callable[[Segment], object] = Segment.packed
         """Brings a completed turn into its chunk; may be set to have that done meanwhile (see `Packer`)."""
-        self._open = _Open(1, 0, 0, self._place)
+        self._open = _Open(1, 0, 0, self._place, PlainRows(1, 0))
 
     @property
     def turns(self) -> int:
@@ -111,33 +115,43 @@ class SeedMaker:
 
     # -- rows -------------------------------------------------------------------------------------
 
-    def add(self, event: Event) -> None:
-        """Take the next row. Raises SessionRefused or SeedRefused; then the maker is of no more use."""
+    def add(self, event: Event, line: bytes | None = None, data_at: int = 0) -> None:
+        """Take the next row; its line, and where in that the data begins, if `row_json` read it.
+
+        Raises SessionRefused or SeedRefused; then the maker is of no more use.
+        """
+        at, kind, lifecycle = self._open, event.type, self._lifecycle
         if isinstance(event.surface_op, Replace):
             self._has_replaced = True
-            gone = self._lifecycle.surface.run(event.surface_op.start_seq, event.surface_op.end_seq)
+            gone = lifecycle.surface.run(event.surface_op.start_seq, event.surface_op.end_seq)
             self._replaced[event.seq] = gone
-        kind, at = event.type, self._open
-        in_two = self._lifecycle.compaction is not None
-        self._lifecycle.accept(event)
-        if kind == END_SEED and is_inherited_marker(event):
-            if not in_two:
-                self._left_out.append(event.seq)
+        in_two = lifecycle.compaction is not None
+        lifecycle.accept(event)
+        plain = None if line is None or at.plain is None else at.plain.line(event, line, data_at)
+        if plain is None:
+            if kind == END_SEED and is_inherited_marker(event):
+                if not in_two:
+                    self._leave_out(event)
+                    return
+                # It ends a compaction that a crash left open; the plain marker of a resumed log does as well.
+                event, line = Event(END_SEED, event.seq, event.time, {}), None
+            if not self._note_named(event):
+                self._leave_out(event)
                 return
-            # It ends a compaction that a crash left open; the plain marker of a resumed log does as well.
-            event = Event(END_SEED, event.seq, event.time, {})
-        place = event.seq - len(self._left_out)
-        if not self._note_named(event, place):
-            self._left_out.append(event.seq)
-            return
         note = _NOTES.get(kind)
         if note is not None:
-            note(self, event, place)
-        if at.turn >= self._first_turn:
-            at.lines.append(canonical(event, at.relative, at.turns_on, decoded=self._decoded))
+            note(self, event, event.seq - len(self._left_out))
+        if plain is not None:
+            at.lines.append(plain)
+        elif at.turn >= self._first_turn:
+            at.lines.append(canonical(event, at.relative, at.turns_on, is_exact=line is not None))
         at.count += 1
         if kind == "turn/end":
             self._close(event)
+
+    def _leave_out(self, event: Event) -> None:
+        self._left_out.append(event.seq)
+        self._open.plain = None
 
     def _place(self, seq: int) -> int:
         if not self._left_out:
@@ -147,7 +161,7 @@ class SeedMaker:
             raise KeyError(seq)
         return seq - before
 
-    def _note_named(self, event: Event, place: int) -> bool:
+    def _note_named(self, event: Event) -> bool:
         """Note which rows this one needs; False where it is to be left out with a marker that it names."""
         seqs = references(event)
         is_dispensable = event.type in BOOKKEEPING
@@ -163,7 +177,7 @@ class SeedMaker:
             ) from None
         at = self._open
         if is_dispensable:
-            named += self._goes_on_with(event, place)
+            named += self._goes_on_with(event, event.seq - len(self._left_out))
             if named:
                 at.needs.dispensable.append((at.count, tuple(named)))
                 at.needs.earliest_dispensable = min(at.needs.earliest_dispensable, *named)
@@ -188,11 +202,9 @@ class SeedMaker:
         if at.shown_at is None:
             at.shown_at = at.count
         at.shown.append(event.seq)
-        if kind == "assistant/message":
-            if calls := calls_of(message_of(event)):
-                self._answers[event.seq] = tuple(calls)
-        elif kind == "tool/result":
-            self._answers[event.seq] = message_of(event)["toolCallId"]
+        answer = answer_of(event)
+        if answer is not None:
+            self._answers[event.seq] = answer
         elif kind == "system/message":
             if self._first_system is None:
                 self._first_system = place
@@ -235,20 +247,32 @@ class SeedMaker:
             step_at=at.step_at,
             shown_at=at.shown_at,
             is_strict=self._lifecycle.loose_ends == at.loose_ends,
-            is_paired=self._is_paired(shown),
+            is_paired=is_paired(shown, self._answers),
         )
-        if self._keep is None and segment.raw is not None:
-            self.pack(segment)
         self._raw_bytes += sum(map(len, at.lines))
         self._segments.append(segment)
+        if segment.raw is not None:
+            self._unpacked.append(segment)
+            self._unpacked_bytes += len(segment.raw)
         if self._keep is not None and len(self._segments) > max(self._keep, 1):
-            self._segments.popleft()
+            gone = self._segments.popleft()
+            if self._unpacked and self._unpacked[0] is gone:
+                self._let_go()
+        while self._unpacked_bytes > (0 if self._keep is None else _UNPACKED_BYTES):
+            self.pack(self._let_go())
         self._turns += 1
         self._end = event.seq + 1
         self._replaced.clear()
         self._inbox.cut()
         self._made.clear()
-        self._open = _Open(at.turn + 1, segment.end, self._lifecycle.loose_ends, self._place)
+        plain = PlainRows(at.turn + 1, self._end)
+        self._open = _Open(at.turn + 1, segment.end, self._lifecycle.loose_ends, self._place, plain)
+
+    def _let_go(self) -> Segment:
+        """The first of the segments that wait to be packed."""
+        segment = self._unpacked.popleft()
+        self._unpacked_bytes -= len(segment.raw or b"")
+        return segment
 
     # -- seeds ------------------------------------------------------------------------------------
 
@@ -293,21 +317,6 @@ class SeedMaker:
                 place += 1
         return place
 
-    def _is_paired(self, seqs: Sequence[int]) -> bool:
-        """Whether results stand right after their calls and each call has one, as a strict model wants it."""
-        waiting: set[str] = set()
-        for seq in seqs:
-            answer = self._answers.get(seq)
-            if isinstance(answer, str):
-                if answer not in waiting:
-                    return False
-                waiting.remove(answer)
-            elif waiting:
-                return False
-            elif answer is not None:
-                waiting = set(answer)
-        return not waiting
-
     def _head(self, kept: Sequence[Segment]) -> int | None:
         """Place at which an empty system message has to be put in; NOWHERE where none can stand first."""
         if self._first_system is None or self._first_system >= kept[0].start:
@@ -336,6 +345,9 @@ class SeedMaker:
                 raise KeyError(seq)
             return seq - first - bisect_left(dropped, seq)
 
+        pack_all(kept)
+        self._unpacked = deque(segment for segment in self._unpacked if segment.raw is not None)
+        self._unpacked_bytes = sum(len(segment.raw or b"") for segment in self._unpacked)
         try:
             chunks = [_chunk_of(segment, dropped, place) for segment in kept]
         except KeyError:
@@ -350,7 +362,7 @@ class SeedMaker:
             segment.needs.earliest < first or segment.needs.earliest_turn < first_turn for segment in kept
         ):
             return False
-        if self._has_replaced and not self._is_paired(self._live(self._seq(first))):
+        if self._has_replaced and not is_paired(self._live(self._seq(first)), self._answers):
             return False
         return all(segment.is_strict and (self._has_replaced or segment.is_paired) for segment in kept)
 
@@ -369,18 +381,16 @@ class SeedMaker:
         """The seed made of rows again, row by row."""
         first = kept[0].start
         live = [self._place(seq) for seq in self._live(self._seq(first))]
-        form, parts, head = kept_rows(
+        form, chunks, head = kept_chunks(
             Kept(
-                rows=[event for segment in kept for event in segment.events()],
+                segments=kept,
                 live=live,
                 waiting=self._inbox.loose(first),
-                turns_before=kept[0].turn - 1,
                 system_before=self._first_system is not None and self._first_system < first,
                 has_system=self._first_system is not None and self._first_system < kept[-1].end,
                 headers=self._headers,
             )
         )
-        chunks = [_chunk(rows, number) for number, rows in parts]
         return value.made(form, chunks, self._turns, head=head, pages=self._pages)
 
 
@@ -391,15 +401,6 @@ _NOTES = {
     "request/header": SeedMaker._note_request,
 }
 """What else is to be known of rows of a type."""
-
-
-def _chunk(rows: Sequence[Event], number: int) -> Chunk:
-    """The chunk of turn `number`, all rows of which stand where they are to be read."""
-    start = rows[0].seq
-    lines = [
-        canonical(row, lambda seq: seq - start, lambda turn: turn - number, decoded=True) for row in rows
-    ]
-    return pack(b"".join(lines), len(rows))
 
 
 def _chunk_of(segment: Segment, dropped: Sequence[int], place: Move) -> Chunk:

@@ -10,9 +10,8 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from types import TracebackType
 from typing import Self
 
-from dsh_tasks.seed.chunks import pack_all
 from dsh_tasks.seed.maker import SeedMaker
-from dsh_tasks.seed.segment import Segment
+from dsh_tasks.seed.segment import Segment, pack_all
 
 _BATCH_BYTES = 4 << 20
 
@@ -53,15 +52,9 @@ class Packer:
         self._await()
         batch, self._batch, self._size = self._batch, [], 0
         if batch:
-            self._under_way = self._pool.submit(_pack, batch)
+            self._under_way = self._pool.submit(pack_all, batch, threads=1)
 
     def _await(self) -> None:
         if self._under_way is not None:
             self._under_way.result()
             self._under_way = None
-
-
-def _pack(batch: list[Segment]) -> None:
-    chunks = pack_all([(segment.raw or b"", segment.rows) for segment in batch])
-    for segment, chunk in zip(batch, chunks, strict=True):
-        segment.chunk, segment.raw = chunk, None

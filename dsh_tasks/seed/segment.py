@@ -6,11 +6,11 @@ Pure: no clock, no I/O.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from dsh_tasks.rows import Move
-from dsh_tasks.seed.chunks import Chunk, canonical, pack, rows_of, unpack
+from dsh_tasks.seed.chunks import Chunk, canonical, content_of, pack, pack_many, rows_of
 from dsh_tasks.session import Event
 
 NOWHERE = 1 << 62
@@ -68,13 +68,13 @@ class Segment:
             self.chunk, self.raw = pack(self.raw, self.rows), None
         return self.chunk
 
-    def events(self) -> Iterator[Event]:
-        """Its rows at their places."""
-        raw = self.raw
+    def events(self, *, is_wanted: Callable[[int, bytes], bool] | None = None) -> Iterator[Event]:
+        """Its rows at their places; only those that `is_wanted` by place and canonical line."""
+        raw, start = self.raw, self.start
         if raw is None:
-            chunk = self.packed()
-            raw = unpack(chunk.data, chunk.digest, chunk.raw_bytes)
-        return rows_of(raw, self.turn, lambda relative: relative + self.start)
+            raw = content_of(self.packed())
+        chosen = None if is_wanted is None else lambda number, line: is_wanted(number + start, line)
+        return rows_of(raw, self.turn, lambda relative: relative + start, is_wanted=chosen)
 
     def without(self, dropped: Sequence[int], place: Move) -> Chunk:
         """Its chunk without the rows at `dropped`; `place` is where any row of the log then stands.
@@ -86,7 +86,7 @@ class Segment:
         key = (*dropped, -1, *(_distance(place, seq, start) for seq in sorted(self.needs.outside)))
         if self.rewritten is None or self.rewritten[0] != key:
             lines = [
-                canonical(event, lambda seq: place(seq) - start, self._relative, decoded=True)
+                canonical(event, lambda seq: place(seq) - start, self._relative, is_exact=True)
                 for event in self.events()
                 if event.seq not in gone
             ]
@@ -103,3 +103,30 @@ def _distance(place: Move, seq: int, start: int) -> int:
     except KeyError:
         # Only a row that is dropped itself may name it.
         return NOWHERE
+
+
+_BATCH_BYTES = 4 << 20
+_THREADS = 2
+"""More would wait for each other: digests are made one by one."""
+
+
+def pack_all(segments: Iterable[Segment], *, threads: int = _THREADS) -> None:
+    """Bring into chunks whatever is not yet, many in one call; bytes are let go of as they are packed."""
+    batch: list[Segment] = []
+    size = 0
+    for segment in segments:
+        if segment.raw is not None:
+            batch.append(segment)
+            size += len(segment.raw)
+        if size >= _BATCH_BYTES:
+            _pack(batch, threads)
+            batch, size = [], 0
+    _pack(batch, threads)
+
+
+def _pack(batch: Sequence[Segment], threads: int) -> None:
+    if not batch:
+        return
+    chunks = pack_many([(segment.raw or b"", segment.rows) for segment in batch], threads=threads)
+    for segment, chunk in zip(batch, chunks, strict=True):
+        segment.chunk, segment.raw = chunk, None

@@ -7,7 +7,7 @@ folded (`folding`). Pure: no clock, no I/O.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, replace
 from typing import Literal
@@ -15,10 +15,13 @@ from typing import Literal
 from dsh_tasks.errors import SeedRefused, SessionRefused
 from dsh_tasks.lifecycle import Lifecycle
 from dsh_tasks.rows import DELIVERY, message_of, moved
+from dsh_tasks.seed.chunks import Chunk, chunk_of
 from dsh_tasks.seed.folding import folded, framed
+from dsh_tasks.seed.pairing import Answers, answer_of, is_paired
+from dsh_tasks.seed.segment import Segment
 from dsh_tasks.seed.value import EMPTY_HEAD
 from dsh_tasks.session import SURFACE_TYPES, Event, turns_of
-from dsh_tasks.surface import Node, fold, offloaded, paired
+from dsh_tasks.surface import Node, offloaded, paired
 
 BOOKKEEPING = frozenset(
     {
@@ -42,15 +45,13 @@ _NOWHERE = -1
 
 @dataclass(frozen=True, slots=True)
 class Kept:
-    """The rows of some turns, and what the rest of their log says of them."""
+    """Some turns, and what the rest of their log says of them."""
 
-    rows: Sequence[Event]
-    """At their places in the log."""
+    segments: Sequence[Segment]
     live: Sequence[int]
-    """Places of those that a model is shown at the end of the log, in the order in which it is."""
+    """Places of the rows that a model is shown at the end of the log, in the order in which it is."""
     waiting: AbstractSet[int]
     """Places of rows that belong to waiting messages."""
-    turns_before: int
     system_before: bool
     """A system message stands before them."""
     has_system: bool
@@ -59,79 +60,77 @@ class Kept:
     """Request headers of the whole log by their places."""
 
 
-def kept_rows(kept: Kept) -> tuple[Literal["verbatim", "folded"], list[tuple[int, list[Event]]], int | None]:
-    """Form; (turn number, its rows), numbered from 0 and from turn 1; place of an empty head.
+def kept_chunks(kept: Kept) -> tuple[Literal["verbatim", "folded"], list[Chunk], int | None]:
+    """Form; chunks; place of an empty head. Of the rows no more are in memory at once than a turn's, and
+    where they are folded the live ones.
 
     Raises SeedRefused where folding gives no valid log either.
     """
-    rows = _verbatim([event for event in kept.rows if event.seq not in kept.waiting], kept.turns_before)
-    if rows is not None and not _is_paired(rows):
-        rows = None
-    head = _place_of_head(rows) if rows is not None and kept.system_before else None
-    if rows is not None and head != _NOWHERE:
-        return "verbatim", list(enumerate(_by_turn(rows), start=1)), head
-    nodes = paired(_nodes(kept), completed_before=kept.rows[-1].seq + 1)
-    frames = framed(kept.rows, turns_of(kept.rows), nodes)
-    fresh = folded(frames, kept.headers, EMPTY_HEAD if kept.has_system else None)
-    _check_fold(fresh)
-    return "folded", fresh, None
+    copy = _Copy(kept.segments[0].turn - 1)
+    if copy.take_all(kept):
+        head = copy.head if kept.system_before else None
+        if head != _NOWHERE:
+            return "verbatim", copy.chunks, head
+    return "folded", _folded(kept), None
 
 
-def _nodes(kept: Kept) -> Iterator[Node]:
-    """The live nodes among the rows, in order."""
-    nodes: dict[int, Node] = {}
-    turn = kept.turns_before
-    for event in kept.rows:
-        if event.type == "turn/start":
-            turn = event.data["turn"]
-        elif event.type == "image/offload":
-            for target in event.data["targets"]:
-                if (node := nodes.get(target["seq"])) is not None:
-                    message = offloaded(node.message, frozenset(target["imageIndexes"]))
-                    nodes[node.seq] = replace(node, message=message)
-        elif event.type in SURFACE_TYPES:
-            nodes[event.seq] = Node(event, message_of(event), turn)
-    return (nodes[seq] for seq in kept.live)
+# -- verbatim -------------------------------------------------------------------------------------
 
 
-def _is_paired(rows: Sequence[Event]) -> bool:
-    """Whether calls and results stand as a strict model wants them, which the harness does not mend."""
-    nodes = fold(rows)
-    return paired(nodes, completed_before=len(rows)) == nodes
+class _Copy:
+    """The rows numbered anew, less the bookkeeping that reaches outside. Mutable: one per attempt."""
 
+    def __init__(self, turns_before: int) -> None:
+        self.chunks: list[Chunk] = []
+        self.head: int | None = None
+        """Where a system message can stand first: after the first step's start.
 
-def _place_of_head(rows: Sequence[Event]) -> int | None:
-    """Where a system message can stand first: after the first step's start.
+        None where nothing is shown, so that none is needed; _NOWHERE where a message comes before.
+        """
+        self._turns_before = turns_before
+        self._lifecycle = Lifecycle(strict=True)
+        self._places: dict[int, int] = {}
+        self._turn: list[Event] = []
+        """Rows since the last end of a turn."""
+        self._answers: dict[int, Answers] = {}
+        self._step_at: int | None = None
 
-    None where nothing is shown, so that none is needed; _NOWHERE where a message comes before.
-    """
-    place = None
-    for event in rows:
-        if event.type == "step/start" and place is None:
-            place = event.seq + 1
-        elif event.type in SURFACE_TYPES:
-            return _NOWHERE if place is None else place
-    return None
+    def take_all(self, kept: Kept) -> bool:
+        """Copy all rows; False where that cannot be: more than bookkeeping reaches outside, or a call and
+        its result do not stand as a strict model wants them.
+        """
+        for segment in kept.segments:
+            for event in segment.events():
+                if event.seq not in kept.waiting and not self._take(event) and event.type not in BOOKKEEPING:
+                    return False
+        return is_paired(self._lifecycle.surface, self._answers)
 
-
-def _verbatim(rows: Sequence[Event], turns_before: int) -> list[Event] | None:
-    """The rows numbered anew, less the bookkeeping that reaches outside; None where more does."""
-    lifecycle = Lifecycle(strict=True)
-    places: dict[int, int] = {}
-    kept: list[Event] = []
-    for event in rows:
-        fresh = _renumbered(event, places, len(kept), turns_before)
+    def _take(self, event: Event) -> bool:
+        seq = len(self._places)
+        fresh = _renumbered(event, self._places, seq, self._turns_before)
+        if fresh is None:
+            return False
         try:
-            if fresh is not None:
-                lifecycle.accept(fresh)
+            self._lifecycle.accept(fresh)
         except SessionRefused:
-            fresh = None
-        if fresh is not None:
-            places[event.seq] = len(kept)
-            kept.append(fresh)
-        elif event.type not in BOOKKEEPING:
-            return None
-    return kept
+            return False
+        self._places[event.seq] = seq
+        self._note(fresh)
+        self._turn.append(fresh)
+        if fresh.type == "turn/end":
+            self.chunks.append(chunk_of(self._turn, len(self.chunks) + 1))
+            self._turn = []
+        return True
+
+    def _note(self, fresh: Event) -> None:
+        if fresh.type == "step/start" and self._step_at is None:
+            self._step_at = fresh.seq + 1
+        elif fresh.type in SURFACE_TYPES:
+            if self.head is None:
+                self.head = _NOWHERE if self._step_at is None else self._step_at
+            answer = answer_of(fresh)
+            if answer is not None:
+                self._answers[fresh.seq] = answer
 
 
 def _renumbered(event: Event, places: dict[int, int], seq: int, turns_before: int) -> Event | None:
@@ -150,12 +149,45 @@ def _renumbered(event: Event, places: dict[int, int], seq: int, turns_before: in
         return None
 
 
-def _by_turn(rows: Sequence[Event]) -> Iterator[list[Event]]:
-    first = 0
-    for place, event in enumerate(rows):
-        if event.type == "turn/end":
-            yield list(rows[first : place + 1])
-            first = place + 1
+# -- folded ---------------------------------------------------------------------------------------
+
+
+def _folded(kept: Kept) -> list[Chunk]:
+    live = frozenset(kept.live)
+    marks: list[Event] = []
+    """Rows that begin and end turns."""
+    nodes: dict[int, Node] = {}
+    turn = kept.segments[0].turn - 1
+
+    def is_needed(place: int, line: bytes) -> bool:
+        return place in live or line.startswith(_NEEDED)
+
+    for segment in kept.segments:
+        for event in segment.events(is_wanted=is_needed):
+            if event.type == "image/offload":
+                _take_images_out(nodes, event)
+            elif event.seq in live:
+                nodes[event.seq] = Node(event, message_of(event), turn)
+            else:
+                marks.append(event)
+                turn = event.data["turn"]
+    shown = paired((nodes[seq] for seq in kept.live), completed_before=kept.segments[-1].end)
+    frames = framed(turns_of(marks), {event.seq: event.time for event in marks}, shown)
+    fresh = folded(frames, kept.headers, EMPTY_HEAD if kept.has_system else None)
+    _check_fold(fresh)
+    return [chunk_of(rows, number) for number, rows in fresh]
+
+
+_NEEDED = (b'{"type":"turn/start"', b'{"type":"turn/end"', b'{"type":"image/offload"')
+"""How the lines begin that are needed though no model sees them."""
+
+
+def _take_images_out(nodes: dict[int, Node], event: Event) -> None:
+    for target in event.data["targets"]:
+        node = nodes.get(target["seq"])
+        if node is not None:
+            message = offloaded(node.message, frozenset(target["imageIndexes"]))
+            nodes[node.seq] = replace(node, message=message)
 
 
 def _check_fold(fresh: Sequence[tuple[int, Sequence[Event]]]) -> None:

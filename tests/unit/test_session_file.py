@@ -123,6 +123,21 @@ def test_a_file_for_windows_keeps_no_more_than_these(path: Path) -> None:
         file.seed(4)
 
 
+@pytest.mark.parametrize("unpacked_bytes", [0, 3_000, 20_000])
+def test_a_window_is_the_same_however_much_of_it_waits_unpacked(
+    path: Path, monkeypatch: pytest.MonkeyPatch, unpacked_bytes: int
+) -> None:
+    monkeypatch.setattr("dsh_tasks.seed.maker._UNPACKED_BYTES", unpacked_bytes)
+    data = bytes_of(a_log(9, tools=2, notices=1, compacted={6: 20}))
+    file, had = SessionFile(path, keep=4), 0
+    for end in (len(data) // 3, len(data) // 2, len(data)):
+        grown(path, data[had:end])
+        had = end
+        file.refresh()
+        log = log_format.read(path)
+        assert [file.seed(turns) for turns in (2, 4, 1)] == [seed.window(log, turns) for turns in (2, 4, 1)]
+
+
 def test_a_refusal_names_the_line_and_passes_with_its_cause(path: Path) -> None:
     data = bytes_of(a_log(2))
     path.write_bytes(data + b'{"type":"unheard/of","seq":0,"time":1,"data":{}}\n')
