@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from celery import Celery
+from kombu.connection import Connection
 from kombu.exceptions import OperationalError
 
 from dsh_tasks.errors import StoreUnavailable
@@ -70,12 +71,31 @@ def in_short(text: str) -> str:
     return f"{short}..."
 
 
+class PromptConnection(Connection):
+    """A connection that is tried again every two seconds at most; Celery's own pauses grow to thirty."""
+
+    def ensure_connection(
+        self,
+        errback: Callable[..., Any] | None = None,
+        max_retries: int | None = None,
+        interval_start: float = 0.2,
+        interval_step: float = 0.5,
+        interval_max: float = 2.0,
+        **more: Any,
+    ) -> Any:
+        """See kombu."""
+        return super().ensure_connection(  # type: ignore[no-untyped-call]
+            errback, max_retries, interval_start, interval_step, interval_max, **more
+        )
+
+
 def make_app(settings: Settings, *, publishes: bool = False) -> Celery:
     """The Celery application as both sides configure it.
 
     One that only `publishes` has a deadline on each answer of the broker; a consumer waits as it must.
     """
     app = Celery("dsh_tasks", broker=settings.effective_broker_url, backend=None, set_as_current=False)
+    app.amqp.Connection = PromptConnection
     app.conf.update(
         task_serializer="json",
         accept_content=["json"],

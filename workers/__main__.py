@@ -11,7 +11,7 @@ from dsh_tasks.errors import DshTasksError
 from dsh_tasks.settings import load
 from dsh_tasks.store.locate import located
 from workers.app import build, serve, worker_name
-from workers.start_checks import check_server
+from workers.start_checks import check_queue, check_server
 
 QUIET = ("httpx", "httpx2", "httpcore", "openai", "anthropic")
 """They log each request's URL at INFO, where a base URL may hold a password."""
@@ -43,6 +43,7 @@ def main(argv: list[str] | None = None) -> int:
             settings = settings.model_copy(update={"concurrency": given.concurrency})
         check_server(settings)
         host = build(settings)
+        check_queue(host.app)
     except DshTasksError as error:
         print(f"dsh-tasks worker: {error.message}", file=sys.stderr)
         return error.exit_code

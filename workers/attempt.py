@@ -19,6 +19,9 @@ from workers.engines.base import BudgetExceeded, Child, ChildTool, Fenced, StopR
 
 PAUSES_S = (0.1, 0.2, 0.5, 1.0, 2.0)
 """Before a silent server is asked again; the last for ever."""
+SILENT_FOR_S = 300.0
+"""How long a silent server is asked again before the lease decides; a settlement waits as long."""
+LEASE_LOOK_S = 0.05
 T = TypeVar("T")
 
 RANK = {None: 0, StopReason.HAND_BACK: 1, StopReason.KILL: 2, StopReason.FENCED: 3}
@@ -52,13 +55,14 @@ class Attempt:
         return time.time_ns() // 1_000_000
 
     async def append(self, rows: Sequence[Mapping[str, Any]]) -> None:
-        """Write rows durably; a silent server is asked again while the lease lasts.
+        """Write rows durably. Through an outage it waits, and for the heartbeat that follows it.
 
         Raises Fenced, and CancelledError where a kill was accepted meanwhile.
         """
         if not rows:
             return
-        self.check_lease()
+        if self.stop_reason is StopReason.FENCED:
+            raise Fenced
         encoded = [encode_row(row) for row in rows]
         types = [row["type"] for row in rows]
         # The rows that close what a lost attempt left open are no progress: losses stay counted.
@@ -67,6 +71,15 @@ class Attempt:
         if isinstance(answer, FencedOff):
             self._refused(answer)
         self.rows += [Event.from_row(dict(row)) for row in rows]
+        await self._leased_again()
+
+    async def _leased_again(self) -> None:
+        """What follows a write is a model or tool call: past the lease it waits for an accepted heartbeat."""
+        until_s = elapsed_s() + SILENT_FOR_S
+        while elapsed_s() > self.lease_until_s and self.stop_reason is not StopReason.FENCED:
+            if elapsed_s() > until_s:
+                raise Fenced
+            await asyncio.sleep(LEASE_LOOK_S)
 
     def _refused(self, answer: FencedOff) -> None:
         if answer.status == Status.STOPPING and self.stop_reason is not StopReason.FENCED:
@@ -89,16 +102,18 @@ class Attempt:
         )
 
     async def insisting(self, call: Callable[[], Awaitable[T]]) -> T:
-        """Ask a silent server again while the lease lasts.
+        """Ask a silent server again, beyond the lease too: a script repeats its answer or says who has it.
 
-        Raises Fenced after that: the record says who goes on, and an outage fails no child.
+        No reaper takes the task before heartbeats could come again. Raises Fenced where the server stays
+        away: the record says who goes on, and an outage fails no child.
         """
-        pauses_s = chain(PAUSES_S, repeat(PAUSES_S[-1]))
+        pauses_s, until_s = chain(PAUSES_S, repeat(PAUSES_S[-1])), elapsed_s() + SILENT_FOR_S
         while True:
             try:
                 return await call()
             except StoreUnavailable:
-                self.check_lease()
+                if self.stop_reason is StopReason.FENCED or elapsed_s() > until_s:
+                    raise Fenced from None
                 await asyncio.sleep(next(pauses_s))
 
     @property

@@ -201,7 +201,8 @@ class Runner:
             return await engine.run(attempt)
         except asyncio.CancelledError:
             raise
-        except Fenced:
+        except (Fenced, StoreUnavailable):
+            # A server that is away fails no child: the lease decides.
             return None
         except DshTasksError as error:
             return Outcome(Status.FAILED, Cause.ERROR, error.message)

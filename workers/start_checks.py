@@ -7,16 +7,20 @@ import time
 from typing import Any
 
 import redis
+from celery import Celery
 
 from dsh_tasks.errors import ConfigRefused, StoreUnavailable
+from dsh_tasks.queue import VISIBILITY_TIMEOUT_S
 from dsh_tasks.settings import Settings
 from dsh_tasks.store import connect_sync, masked
-from dsh_tasks.store.fitness import Finding, Grade, ServerFacts, server_findings
+from dsh_tasks.store.fitness import Finding, Grade, ServerFacts, fail, ok, server_findings
 
 log = logging.getLogger(__name__)
 
 WAIT_FOR_SERVER_S = 60.0
 PAUSE_S = 0.2
+KOMBUS_S = 3_600
+"""kombu's visibility timeout where none is given."""
 TOLD = ("appendonly", "replicas")
 """What a worker starts with all the same."""
 
@@ -34,6 +38,19 @@ def check_server(settings: Settings, *, wait_s: float = WAIT_FOR_SERVER_S) -> No
         judge(list(server_findings(facts, replicas=settings.replicas)))
     finally:
         client.close()
+
+
+def check_queue(app: Celery) -> None:
+    """Raises ConfigRefused where a message could come again while the child that it woke still runs."""
+    judge([redelivery_finding(app.conf.broker_transport_options.get("visibility_timeout", KOMBUS_S))])
+
+
+def redelivery_finding(visibility_s: float) -> Finding:
+    """What is not acknowledged comes again after this: a run must not be longer."""
+    if visibility_s < VISIBILITY_TIMEOUT_S:
+        seen = f"{visibility_s:g} s: below the longest run, its message would come again meanwhile"
+        return fail("visibility_timeout", seen, f"leave it at {VISIBILITY_TIMEOUT_S} s")
+    return ok("visibility_timeout", f"{visibility_s:g} s")
 
 
 def judge(findings: list[Finding]) -> None:

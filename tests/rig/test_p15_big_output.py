@@ -7,18 +7,16 @@ import hashlib
 import json
 import random
 import re
-import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from dsh_tasks.client import Client
-from dsh_tasks.queue import make_app
 from dsh_tasks.settings import Settings
 from dsh_tasks.task import Status
+from tests.celery_events import events_of
 from tests.census import Census, census_of
 from tests.model_server import ModelServer, Reply, Request
 from tests.rig_tools import Rig, by_tool, config_with_tools
@@ -61,29 +59,6 @@ def answer(request: Request) -> Reply:
     if request.prompt == "tooled" and not request.results:
         return Reply(tools=[("image", {})])
     return Reply(TEXTS[request.prompt], chunks=64)
-
-
-@contextmanager
-def events_of(settings: Settings) -> Iterator[list[dict[str, Any]]]:
-    """Every Celery event meanwhile."""
-    app = make_app(settings)
-    seen: list[dict[str, Any]] = []
-    ends = threading.Event()
-
-    def capture() -> None:
-        with app.connection_for_read() as connection:
-            receiver = app.events.Receiver(connection, handlers={"*": seen.append})
-            while not ends.is_set():
-                with suppress(TimeoutError):
-                    receiver.capture(limit=None, timeout=0.2, wakeup=False)
-
-    thread = threading.Thread(target=capture, daemon=True)
-    thread.start()
-    try:
-        yield seen
-    finally:
-        ends.set()
-        thread.join(10)
 
 
 def pages_of(client: Client, task_id: str) -> list[dict[str, Any]]:

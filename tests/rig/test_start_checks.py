@@ -10,13 +10,14 @@ import pytest
 
 from dsh_tasks.client import Client
 from dsh_tasks.errors import ConfigRefused, StoreUnavailable
+from dsh_tasks.queue import make_app
 from dsh_tasks.settings import Settings
 from dsh_tasks.store import embedded
 from dsh_tasks.store.fitness import fail
 from dsh_tasks.task import Status
 from tests.rig_tools import Rig, environment
 from tests.waiting import wait_until
-from workers.start_checks import check_server, judge
+from workers.start_checks import check_queue, check_server, judge
 
 pytestmark = pytest.mark.rig
 
@@ -52,6 +53,18 @@ def test_a_worker_refuses_a_server_that_evicts(
         .splitlines()[-1]
         .startswith("dsh-tasks worker: configuration of 'server maxmemory")
     )
+
+
+def test_a_queue_that_would_send_a_message_again_during_a_long_run_is_refused(
+    make_settings: Callable[..., Settings],
+) -> None:
+    """P25."""
+    app = make_app(make_settings())
+    check_queue(app)
+    for shorter in ({"visibility_timeout": 3_600}, {}):
+        app.conf.broker_transport_options = shorter
+        with pytest.raises(ConfigRefused, match="visibility_timeout.*below the longest run"):
+            check_queue(app)
 
 
 def test_a_server_without_an_append_only_file_is_told_and_allowed(caplog: pytest.LogCaptureFixture) -> None:

@@ -1,4 +1,4 @@
-"""An attempt and a server that is away: the child waits while its lease lasts, and then the lease decides."""
+"""An attempt and a server that is away: the child waits, beyond its lease too, and at last the lease decides."""
 
 from __future__ import annotations
 
@@ -52,10 +52,30 @@ def test_a_server_that_is_away_for_long_fails_no_child_while_its_lease_lasts() -
     assert (store.asked, len(attempt.rows)) == (101, 1)
 
 
-def test_a_server_that_is_away_beyond_the_lease_ends_the_attempt_and_not_the_child() -> None:
+def test_an_outage_beyond_the_lease_ends_no_attempt_and_a_heartbeat_lets_it_go_on() -> None:
+    """P25: a living child is not taken over for an outage, so it need not give up either."""
+
+    async def main() -> None:
+        store = AwayFor(3)
+        attempt = an_attempt(store, lease_s=-1)
+        appending = asyncio.ensure_future(attempt.append([ROW]))
+        while store.asked < 4:
+            await asyncio.sleep(0)
+        assert not appending.done(), "no call may follow before a heartbeat was accepted"
+        with pytest.raises(Fenced):
+            attempt.check_lease()
+        attempt.lease_until_s = elapsed_s() + 60
+        await asyncio.wait_for(appending, 10)
+        attempt.check_lease()
+
+    asyncio.run(main())
+
+
+def test_a_server_that_stays_away_ends_the_attempt_and_not_the_child(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(attempts, "SILENT_FOR_S", 0.05)
     store = AwayFor(float("inf"))
     with pytest.raises(Fenced):
-        asyncio.run(an_attempt(store, lease_s=0.05).append([ROW]))
+        asyncio.run(an_attempt(store, lease_s=60).append([ROW]))
     assert store.asked > 1
 
 
