@@ -14,6 +14,7 @@ import contextlib
 import itertools
 import json
 import threading
+import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -59,6 +60,8 @@ class Request:
     is_answered: bool = False
     has_hung_up: bool = False
     """The client closed the connection before the answer was complete."""
+    hung_up_s: float | None = None
+    """When that was seen, by time.monotonic, which all processes of a machine share."""
 
     @property
     def messages(self) -> list[dict[str, Any]]:
@@ -235,6 +238,7 @@ class ModelServer:
                 await asyncio.wait({gone, released}, return_when=asyncio.FIRST_COMPLETED)
                 released.cancel()
             if gone.done():
+                request.hung_up_s = time.monotonic()
                 request.has_hung_up = True
                 return False
             if place == 1 and reply.is_cut:
