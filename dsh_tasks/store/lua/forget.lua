@@ -4,7 +4,7 @@
 -- ARGV prefix id ended_before_ms notice_before_ms expiry_ms
 --   ended_before_ms: what ended later is kept. notice_before_ms: a pending notice keeps what ended later than this.
 --   expiry_ms: life of chunks that nothing refers to any more.
--- derived: endings, stats; log, output, index, live, calls, inbox, holds, speaker of <id>; index, calls, inbox, holds of its owner;
+-- derived: endings, stats, kills, killing:<id>; log, output, index, live, calls, inbox, holds, speaker of <id>; index, calls, inbox, holds of its owner;
 --   tree:<root>; seed:<digest> and what it lists
 -- returns {"forgotten"} | {"missing"} | {"kept", status | "young" | "below" | "notice"}
 local prefix, id = ARGV[1], ARGV[2]
@@ -42,5 +42,8 @@ for _, kind in ipairs({'log:', 'output:', 'live:', 'calls:', 'inbox:', 'holds:',
   redis.call('DEL', prefix .. kind .. id)
 end
 redis.call('ZREM', prefix .. 'endings', id)
+-- Nothing is below it any more: a kill in steps that nobody has finished has nothing left to do.
+redis.call('ZREM', prefix .. 'kills', id)
+redis.call('DEL', prefix .. 'killing:' .. id)
 redis.call('DEL', KEYS[1])
 return {'forgotten'}

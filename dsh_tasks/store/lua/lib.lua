@@ -34,9 +34,10 @@ local function may_touch(prefix, id, caller)
 end
 
 -- Whether attempt and token of a child that acts are those of its running record. No token: no child.
+-- Who shows a token is a child, and has a record: once that is pruned, or lost with a failover, it may not act.
 local function fence_holds(prefix, session, attempt, token)
   local r = redis.call('HMGET', task_key(prefix, session), 'status', 'attempt', 'token')
-  if not r[1] then return true, '' end
+  if not r[1] then return token == '', token == '' and '' or 'missing' end
   if r[1] == 'running' and num(r[2]) == num(attempt) and r[3] == token and token ~= '' then
     return true, r[1]
   end
