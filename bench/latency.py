@@ -4,7 +4,7 @@
 
 A kill is timed from the call of `kill` to the end of the child's HTTP stream as the model's side sees it. A
 waiter is a `task_output` with `wait` in a process of its own; it is timed from the settlement, by the server's
-clock in the record, to the return of the call there. One worker, few children at once.
+clock in the record, to the return of the call there. One worker, few children at once, ending by and by.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
+import random
 import statistics
 import subprocess
 import sys
@@ -31,12 +32,18 @@ from tests.rig_tools import ROOT, Rig, environment
 
 AIM_HANG_UP_MS = 100.0
 AIM_WAKE_MS = 50.0
+BEGINS_BEFORE_MS = 100.0
+"""A wait counts that began so long before the end: by then it has subscribed."""
 OWNER = "latency"
 
 
 def answer(request: Request) -> Reply:
-    """A child that is to be killed streams until then; another takes a moment."""
-    return Reply("on and on", blocks=True) if "kill" in request.prompt else Reply("done", seconds=0.3)
+    """A child that is to be killed streams until then; others end by and by."""
+    return (
+        Reply("on and on", blocks=True)
+        if "kill" in request.prompt
+        else Reply("done", seconds=random.uniform(0.5, 2.5))
+    )
 
 
 def summary(samples_ms: Sequence[float], aim_ms: float) -> dict[str, object]:
@@ -92,17 +99,21 @@ async def wakes(client: AsyncClient, settings: Settings, samples: int, at_once: 
         cwd=ROOT,
     )
     assert waiter.stdin is not None and waiter.stdout is not None
+    first = await client.start("spawn", prompt="end before")
+    waiter.stdin.write(f"{first.id}\n".encode())
+    assert await waiter.stdout.readline() == b"ready\n"
     took_ms: list[float] = []
-    for start in range(0, samples, at_once):
-        runs = [await client.start("spawn", prompt=f"end {start + n}") for n in range(at_once)]
+    while len(took_ms) < samples:
+        runs = [await client.start("spawn", prompt=f"end {len(took_ms)} {n}") for n in range(at_once)]
         for run in runs:
             waiter.stdin.write(f"{run.id}\n".encode())
         for _ in runs:
             woken = json.loads(await waiter.stdout.readline())
-            assert woken["waited_ms"] > 0, "it had ended before the wait began"
             ended_ms = (await client.task(woken["id"])).ended_ms
             assert ended_ms is not None
-            took_ms.append(woken["at_ms"] - ended_ms)
+            # One that ended while the other process was still being told of it was not waited for.
+            if woken["began_ms"] < ended_ms - BEGINS_BEFORE_MS:
+                took_ms.append(woken["at_ms"] - ended_ms)
     waiter.stdin.close()
     await waiter.wait()
     return took_ms[:samples]
@@ -113,10 +124,13 @@ async def wait_for_all() -> None:
     async with AsyncClient.connect(load(), owner=OWNER) as client:
 
         async def wait_for(task_id: str) -> None:
-            output = await client.output(task_id, wait=True)
-            woken = {"id": task_id, "at_ms": time.time() * 1000, "waited_ms": output.waited_ms}
+            began_ms = time.time() * 1000
+            await client.output(task_id, wait=True)
+            woken = {"id": task_id, "began_ms": began_ms, "at_ms": time.time() * 1000}
             print(json.dumps(woken), flush=True)
 
+        await client.output(sys.stdin.readline().strip(), wait=True)
+        print("ready", flush=True)
         waiting = set()
         while line := await asyncio.to_thread(sys.stdin.readline):
             waiting.add(asyncio.create_task(wait_for(line.strip())))
