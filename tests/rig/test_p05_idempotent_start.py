@@ -14,6 +14,7 @@ from dsh_tasks.errors import KeyConflict
 from dsh_tasks.settings import Settings
 from dsh_tasks.store.scripts import load
 from dsh_tasks.task import Status
+from tests.census import census_of
 from tests.proxy import Proxy
 from tests.rig_tools import Rig, at_once
 
@@ -64,15 +65,16 @@ def test_twenty_calls_at_once_from_four_processes_are_one_task(rig: Rig, client:
     ran_once(client, task_id)
 
 
+@pytest.mark.parametrize("script", ["submit", "mark"])
 def test_a_start_whose_reply_is_lost_is_accepted_once(
-    rig: Rig, make_client: Callable[..., Client], settings: Settings, owner: str, client: Client
+    script: str, rig: Rig, make_client: Callable[..., Client], settings: Settings, owner: str, client: Client
 ) -> None:
-    """(c): the server's reply to the submission is dropped; the client library asks again."""
+    """(c): the reply to the submission, or to what follows the publish, is dropped; the library asks again."""
     rig.worker()
     with Proxy(settings.redis_url or "") as proxy:
         through = make_client(settings.model_copy(update={"redis_url": proxy.url}), owner=owner)
         through.start("spawn", prompt="warm up", key="c0").result()
-        proxy.drop_reply_to(load("submit").sha.encode())
+        proxy.drop_reply_to(load(script).sha.encode())
         run = through.start("spawn", **SAME)
         assert proxy.dropped == 1
     again = client.start("spawn", **SAME)
@@ -97,7 +99,7 @@ def test_a_kill_whose_reply_is_lost_tells_what_it_took(
 
 
 def test_the_same_key_with_another_prompt_is_a_conflict_and_starts_nothing(
-    client: Client, owner: str
+    client: Client, owner: str, settings: Settings
 ) -> None:
     """(d)."""
     first = client.start("spawn", **SAME)
@@ -106,11 +108,17 @@ def test_the_same_key_with_another_prompt_is_a_conflict_and_starts_nothing(
             client.start("spawn", **(SAME | change))
         assert refused.value.facts["task_id"] == first.id
     assert [task.id for task in client.list_tasks()] == [first.id]
+    with census_of(settings) as census:
+        assert (census.queued_messages(), census.live(owner)) == (1, 1), "nothing was enqueued"
 
 
-def test_the_same_key_of_another_session_is_another_child(client: Client) -> None:
+def test_the_same_key_of_another_session_is_another_child(rig: Rig, client: Client) -> None:
     """(e)."""
+    rig.worker()
     first = client.start("spawn", **SAME)
     other = client.for_owner("another-session").start("spawn", **SAME)
     assert other.id != first.id
     assert not other.repeated
+    for run, caller in ((first, client), (other, client.for_owner("another-session"))):
+        run.result()
+        ran_once(caller, run.id)

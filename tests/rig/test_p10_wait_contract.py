@@ -1,23 +1,26 @@
-"""P10. The wait contract (codex#24951, pi-subagents#1315, t3code#7427, gptme#3261), without the frozen server."""
+"""P10. The wait contract (codex#24951, pi-subagents#1315, t3code#7427, gptme#3261)."""
 
 from __future__ import annotations
 
 import json
+import signal
 import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import pytest
 
 from dsh_tasks.client import Client
-from dsh_tasks.errors import OptionRefused, TaskNotFound
+from dsh_tasks.errors import OptionRefused, StoreUnavailable, TaskNotFound
 from dsh_tasks.settings import Settings
+from dsh_tasks.store import embedded
 from dsh_tasks.task import Status
+from tests.conftest import server_binary
 from tests.prompts import failing, waiting
 from tests.proxy import Proxy
-from tests.rig_tools import ROOT, Rig, environment
+from tests.rig_tools import ROOT, Rig, by_tool, environment
 from tests.waiting import wait_until
 
 pytestmark = pytest.mark.rig
@@ -28,8 +31,16 @@ from dsh_tasks.client import Client
 with Client(owner=sys.argv[1]) as client:
     print("waiting", flush=True)
     output = client.output(sys.argv[2], wait=True, timeout_ms=30000)
-    print(json.dumps([output.task.status.value, output.timed_out]), flush=True)
+    late_ms = time.time() * 1000 - output.task.ended_ms
+    print(json.dumps([output.task.status.value, output.timed_out, late_ms <= 2000]), flush=True)
 """
+
+
+@pytest.fixture
+def own_server() -> Iterator[embedded.Server]:
+    server = embedded.start(binary=server_binary())
+    yield server
+    server.stop()
 
 
 def timed(call: Callable[[], object]) -> tuple[object, float]:
@@ -54,6 +65,9 @@ def test_a_timed_out_wait_says_so_and_leaves_the_child_alive(rig: Rig, client: C
     output, took_s = timed(lambda: client.output(run.id, wait=True, timeout_ms=1_000))
     assert 0.9 <= took_s <= 1.5
     assert (output.timed_out, output.task.status) == (True, Status.RUNNING)
+    told = by_tool(client, "task_output", task_id=run.id, wait=True, timeout_ms=200).text
+    assert "it goes on" in told
+    assert told.splitlines()[-1] == "[status: running]"
     assert client.task(run.id).status is Status.RUNNING
 
 
@@ -87,7 +101,7 @@ def test_three_waiting_processes_hear_of_a_kill_from_a_fourth(rig: Rig, client: 
         assert waiter.stdout.readline() == "waiting\n"
     client.kill(run.id)
     answers = [json.loads(waiter.communicate(timeout=10)[0]) for waiter in waiters]
-    assert answers == [["killed", False]] * 3
+    assert answers == [["killed", False, True]] * 3
 
 
 def test_a_wait_survives_the_loss_of_its_push_connection(
@@ -109,6 +123,41 @@ def test_a_wait_survives_the_loss_of_its_push_connection(
         (output,) = answers
         assert output.task.status is Status.COMPLETED  # type: ignore[attr-defined]
         assert output.waited_ms < 6_000  # type: ignore[attr-defined]
+
+
+def test_a_wait_on_a_frozen_server_ends_in_time_and_says_that_it_is_unavailable(
+    own_server: embedded.Server,
+    make_settings: Callable[..., Settings],
+    make_rig: Callable[[Settings], Rig],
+    make_client: Callable[..., Client],
+) -> None:
+    """Frozen for as long as two waits take: one by the client, one by the tool."""
+    server = own_server
+    try:
+        settings = make_settings(redis_url=server.url, call_timeout_ms=1_000)
+        make_rig(settings).worker()
+        client = make_client(settings, owner="s")
+        run = client.start("spawn", prompt=waiting(1))
+        wait_until(lambda: client.task(run.id).status is Status.RUNNING, "running")
+        server.process.send_signal(signal.SIGSTOP)
+        refused, took_s = timed(
+            lambda: pytest.raises(StoreUnavailable, client.output, run.id, wait=True, timeout_ms=3_000)
+        )
+        assert took_s <= 5
+        told, took_s = timed(
+            lambda: by_tool(client, "task_output", task_id=run.id, wait=True, timeout_ms=3_000)
+        )
+        assert took_s <= 5
+        assert told.is_error  # type: ignore[attr-defined]
+        assert told.text.splitlines()[-1] == "[status: unavailable]"  # type: ignore[attr-defined]
+        for words in (str(refused.value), told.text):  # type: ignore[attr-defined]
+            assert "redis://" not in words
+            assert str(server.port) not in words
+            assert "Traceback" not in words
+        server.process.send_signal(signal.SIGCONT)
+        assert client.output(run.id, wait=True).task.status is Status.COMPLETED, "it lived on"
+    finally:
+        server.process.send_signal(signal.SIGCONT)
 
 
 def test_a_wait_above_the_cap_is_cut_to_it_and_says_so(

@@ -6,6 +6,7 @@ Continued children and children started by a message wait for their issue.
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 
@@ -13,9 +14,12 @@ from dsh_tasks.client import Client
 from dsh_tasks.errors import LimitReached, OptionRefused
 from dsh_tasks.settings import Settings
 from dsh_tasks.task import Status
+from tests.census import census_of
 from tests.factories import a_log
+from tests.model_server import ModelServer, Reply, Request
 from tests.prompts import delegating, tool_of
 from tests.rig_tools import Rig
+from tests.waiting import wait_until
 
 pytestmark = pytest.mark.rig
 
@@ -68,6 +72,9 @@ def test_a_cap_of_k_gives_k_levels_and_an_errored_result_at_the_last(
     assert message["isError"] is True
     assert "depth" in message["content"][0]["text"]
     assert deepest.header.delegation_depth == cap
+    (request,) = [row for row in deepest.events if row.type == "request/header"][-1:]
+    shown = [tool["name"] for tool in request.data["header"]["tools"]]
+    assert tool_of(provider) in shown, "the tool stays visible at the deepest level"
 
 
 def test_a_cap_of_zero_forbids_before_anything_is_enqueued(client: Client) -> None:
@@ -111,3 +118,63 @@ def test_resuming_the_root_adds_no_depth(make_client: Callable[..., Client], set
         with Client(settings, owner="root") as client:
             depths.add(client.start("fork", parent=parent, owner="root", prompt="hello").depth)
     assert depths == {1}
+
+
+def below(prompt: str) -> Reply:
+    return Reply(tools=[("subagent", {"description": "below", "prompt": prompt})])
+
+
+@pytest.mark.parametrize("forged", ["-5", "1e309", "1", "true", None, "1000000000"])
+def test_a_stored_depth_that_was_edited_gives_no_lower_one(
+    rig: Rig, client: Client, settings: Settings, forged: str | None
+) -> None:
+    """What is none allows nothing below; what equals the recorded one changes nothing."""
+
+    def answer(request: Request) -> Reply:
+        if request.prompt == "bottom":
+            return Reply("was here")
+        if request.results:
+            return Reply(request.results[-1])
+        return replace(below("bottom"), blocks=True)
+
+    with ModelServer(answer) as model, census_of(settings) as census:
+        rig.worker(**model.environment)
+        run = client.start("spawn", prompt="top")
+        wait_until(lambda: model.calls["top"], "it is with its model")
+        key = census.keys.task(run.id)
+        census.raw.hdel(key, "depth") if forged is None else census.raw.hset(key, "depth", forged)
+        model.release()
+        text = run.result().text
+        census.raw.hset(key, "depth", 1)
+        depths = [task.depth for task in client.list_tasks()]
+    if forged == "1":
+        assert (text, depths) == ("was here", [1, 2])
+    else:
+        assert "depth" in text
+        assert depths == [1]
+
+
+def test_a_child_that_goes_on_in_a_fresh_process_keeps_its_depth(rig: Rig, client: Client) -> None:
+    """Of depth 2; what it starts there is of depth 3, and what that one starts is refused."""
+    begun = 0
+
+    def answer(request: Request) -> Reply:
+        nonlocal begun
+        if request.results:
+            return Reply(request.results[-1])
+        if request.prompt == "two":
+            begun += 1
+            return replace(below("three"), blocks=begun == 1)
+        return below({"one": "two", "three": "four"}[request.prompt])
+
+    with ModelServer(answer) as model:
+        first = rig.worker(**model.environment)
+        run = client.start("spawn", prompt="one")
+        wait_until(lambda: begun == 1, "the child of depth 2 is with its model")
+        assert first.stop() == 0
+        rig.worker(**model.environment)
+        assert "depth" in run.result().text
+        tasks = client.list_tasks()
+    assert [task.depth for task in tasks] == [1, 2, 3]
+    assert {task.status for task in tasks} == {Status.COMPLETED}
+    assert tasks[1].attempt == 2
