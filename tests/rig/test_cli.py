@@ -47,6 +47,7 @@ def working(server: embedded.Server, tmp_path_factory: pytest.TempPathFactory) -
     shared.worker()
     yield Cli(environment(shared.settings, DSH_TASKS_STATE_DIR=str(shared.folder)))
     shared.close()
+    shared.audit()
 
 
 def started(cli: Cli, prompt: str, *options: str, owner: str = "o") -> str:
@@ -207,6 +208,25 @@ def test_an_acknowledged_notice_is_gone(working: Cli, owner: str) -> None:
     assert task_id in shown.stdout
     assert "greeting" in shown.stdout
     assert working("notices", "--owner", owner).stdout == ""
+
+
+def test_an_audit_ends_with_0_where_all_fits_and_with_1_where_a_key_does_not(
+    cli: Cli, settings: Settings
+) -> None:
+    assert started(cli, "hello")
+    whole = cli("audit")
+    assert (whole.returncode, whole.stdout.splitlines()[-1].partition(";")[2]) == (0, " 1 task: 1 queued")
+    assert cli.json("audit")["ok"] is True
+    with redis.Redis.from_url(settings.redis_url or "") as server:
+        server.set(f"{settings.prefix}stray", "x")
+    torn = cli("audit")
+    assert (torn.returncode, torn.stdout.splitlines()[0]) == (
+        1,
+        f"{settings.prefix}stray: is of no known kind; should be one of the keys of this installation",
+    )
+    told = cli.json("audit", code=1)
+    assert (told["ok"], told["fault_count"]) == (False, 1)
+    assert [fault["key"] for fault in told["faults"]] == [f"{settings.prefix}stray"]
 
 
 def test_prune_removes_an_ending_once_its_owner_knows(working: Cli, owner: str) -> None:
