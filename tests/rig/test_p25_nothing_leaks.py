@@ -195,8 +195,11 @@ def test_children_survive_three_bounces_and_show_none_of_their_content(
         look_around(flower, settings)
         check_keys(census, children)
         forget_all(client)
+        # What a consumer had in hand as the server died is kombu's to bring again, after its visibility
+        # timeout; it finds its task over then, and goes.
+        in_hand = {f"{settings.prefix}celery:{name}" for name in ("unacked", "unacked_index")}
         wait_until(
-            lambda: census.all() == before,
+            lambda: census.all() - in_hand == before - in_hand,
             f"only what was there before: {census.all() ^ before}",
             within_s=20,
         )
