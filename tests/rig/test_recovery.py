@@ -35,7 +35,8 @@ def test_a_killed_workers_children_start_again_on_the_other_one(rig: Rig, client
     first = rig.worker()
     runs = [client.start("spawn", prompt=waiting(4), label=f"child {n}") for n in range(3)]
     for run in runs:
-        wait_until(attempt_runs(client, run.id, 1), "attempt 1 runs")
+        # It has begun its log: what the next attempt finds.
+        wait_until(lambda run=run: client.task(run.id).activity == "model", "attempt 1 streams")
     first.kill()
     # The bound counts from the later of the death and the start of a replacement.
     rig.worker()
