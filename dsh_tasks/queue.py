@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -13,6 +14,8 @@ from kombu.exceptions import OperationalError
 
 from dsh_tasks.errors import StoreUnavailable
 from dsh_tasks.settings import Settings
+
+log = logging.getLogger(__name__)
 
 RUN_CHILD = "dsh_tasks.run_child"
 """Task function that runs one child; found by name, never imported by the library."""
@@ -72,7 +75,19 @@ def in_short(text: str) -> str:
 
 
 class PromptConnection(Connection):
-    """A connection that is tried again every two seconds at most; Celery's own pauses grow to thirty."""
+    """A connection that comes back: tried again every two seconds at most, and closed without a crash.
+
+    Celery's own pauses grow to thirty seconds.
+    """
+
+    def maybe_close_channel(self, channel: Any) -> None:
+        """See kombu. What cannot be put back into the queue is sent again from its record."""
+        try:
+            super().maybe_close_channel(channel)  # type: ignore[no-untyped-call]
+        except AttributeError:
+            # kombu 5.7 looks for the address of a connection that is gone, if a message was unacknowledged
+            # as it broke; that ended the worker (P25).
+            log.warning("the queue's connection broke with a message in hand")
 
     def ensure_connection(
         self,

@@ -49,6 +49,10 @@ class Census:
         """Every key of the installation."""
         return {key.decode() for key in self.raw.scan_iter(f"{self._prefix}*", count=1000)}
 
+    def lasting(self) -> set[str]:
+        """Keys without an expiry."""
+        return {key for key in self.all() if self.raw.pttl(key) == -1}
+
     def bytes_of(self, key: str) -> int:
         """Memory of one key, every element counted."""
         return int(self.raw.memory_usage(key, samples=0) or 0)

@@ -13,7 +13,7 @@ import pytest
 import redis
 
 from dsh_tasks.client import Client
-from dsh_tasks.queue import RUN_CHILD, make_app
+from dsh_tasks.queue import RUN_CHILD, Message, make_app, publish
 from dsh_tasks.settings import Settings
 from dsh_tasks.store import Keys, embedded
 from dsh_tasks.task import Status
@@ -111,3 +111,19 @@ def test_lost_hints_lose_no_child(rig: Rig, client: Client) -> None:
     wait_until(lambda: client.task(runs.id).attempt == 2, "the lost one was taken over")
     client.kill(runs.id)
     assert client.output(runs.id, wait=True).task.status is Status.KILLED
+
+
+def test_a_connection_that_breaks_with_a_message_in_hand_closes_without_a_crash(
+    settings: Settings, broker: embedded.Server
+) -> None:
+    """P25: it ended the worker, with kombu's AttributeError in the place of a lost connection."""
+    app = make_app(settings)
+    publish(app, Message("subagent-1", 0, "x", "spawn", 1, "s"))
+    connection = app.connection_for_read()
+    channel = connection.default_channel
+    wait_until(lambda: channel.basic_get(settings.queue, no_ack=False), "the message is in hand")
+    broker.process.kill()
+    broker.process.wait()
+    # What an earlier failure to close has left behind.
+    channel.connection.client, channel._pool = None, None
+    connection.release()
