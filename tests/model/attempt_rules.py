@@ -171,6 +171,42 @@ class AttemptRules(Beside):
             self.claim_with(task_id, self.fresh("token"), n, lost=False)
 
     @precondition(any_is("running"))
+    @rule(n=number, steps=st.lists(st.booleans(), min_size=2, max_size=5))
+    def lose_many_workers(self, n: int, steps: list[bool]) -> None:
+        """One after the other; some have finished a step before."""
+        task_id = self.pick(n % 9, lambda task: task.status == "running")
+        for worked in steps:
+            task = self.machine.tasks[task_id]
+            if task.status != "running":
+                return
+            if worked:
+                rows = {"first": len(task.rows), "rows": self.rows(1)}
+                proof = self.proof(task_id, "right")
+                self.ask("append", task_id=task_id, proof=proof, ended_steps=1, activity="model", **rows)
+            self.jump(50)
+            self.ask("reap", task_id=task_id)
+            self.jump(300)
+            self.claim_with(task_id, self.fresh("token"), n, lost=False)
+
+    @precondition(any_is("running"))
+    @rule(n=number, said=endings, kind=st.sampled_from(("ack", "forget", "both")))
+    def end_a_family(self, n: int, said: Ending, kind: str) -> None:
+        """A child ends, then its owner, which has not acknowledged: it still may, and nobody waits for it."""
+        owner = self.pick(n % 9, lambda task: task.status == "running")
+        self.start(owner, self.proof(owner, "right"))
+        child, proof = self.ids[-1], self.proof(owner, "right")
+        self.claim_with(child, self.fresh("token"), n, lost=False)
+        for one in (child, owner):
+            task = self.machine.tasks.get(one)
+            if task is not None and (shown := self.proof(one, "right")):
+                self.ask("settle", task_id=one, root=task.root, proof=shown, said=said, first=0, rows=[])
+        if kind != "forget":
+            self.ask("ack", session=owner, ids=[child], token="", proof=proof)
+        if kind != "ack":
+            now = self.machine.now
+            self.ask("forget", task_id=child, ended_before=now, notice_before=now - 600_000)
+
+    @precondition(any_is("running"))
     @rule(n=number, whats=st.lists(under_a_kill, min_size=1, max_size=3), said=endings)
     def half_a_kill(self, n: int, whats: list[str], said: Ending) -> None:
         """A kill in steps stops behind its top; what is below goes on, and so may the kill."""

@@ -186,6 +186,18 @@ class OwnerRules(Beside):
         caller = self.caller(who, task_id)
         self.ask("read", task_id=task_id, caller=caller, offset=offset, length=length, hold=hold, lost=lost)
 
+    @ended
+    @rule(n=number, who=askers, after_s=st.sampled_from((50, 60, 70)))
+    def look_at_an_ending(self, n: int, who: str, after_s: int) -> None:
+        """Its owner's look holds the notice back, for as long as told; anybody else's does not."""
+        task_id = self.pick(n % 9, lambda task: task.notice == "pending")
+        caller, task = self.caller(who, task_id), self.machine.tasks.get(task_id)
+        self.ask("read", task_id=task_id, caller=caller, offset=0, length=9, hold=True)
+        if task is not None:
+            self.ask("take", session=task.owner, token="", most=100)
+            self.jump(after_s)
+            self.ask("take", session=task.owner, token="", most=100)
+
     @precondition(lambda self: self.machine.tasks)
     @rule(n=number, who=askers, hold=st.booleans(), lost=lost)
     def look(self, n: int, who: str, hold: bool, lost: bool) -> None:
