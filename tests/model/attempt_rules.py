@@ -6,7 +6,18 @@ from hypothesis import strategies as st
 from hypothesis.stateful import precondition, rule
 
 from tests.model.beside import Beside
-from tests.model.chances import STRANGER, TIMES, any_is, ended, endings, held, lost, number, proofs
+from tests.model.chances import (
+    STRANGER,
+    TIMES,
+    any_is,
+    ended,
+    endings,
+    held,
+    lost,
+    number,
+    proofs,
+    under_a_kill,
+)
 from tests.model.values import Ending
 
 
@@ -149,14 +160,89 @@ class AttemptRules(Beside):
         self.ask("hand_back", **given)
 
     @held
-    @rule(n=number)
-    def lose_a_worker(self, n: int) -> None:
-        """Its lease and the grace pass; where it was not the last loss, another begins after the pause."""
+    @rule(n=number, after_s=st.sampled_from((30, 40, 50, 50, 50)))
+    def lose_a_worker(self, n: int, after_s: int) -> None:
+        """Its lease passes, or the grace too; where it was not the last loss, another begins after the pause."""
         task_id = self.pick(n % 9, lambda task: task.is_held)
-        self.jump(50)
+        self.ask("heartbeat", task_id=task_id, proof=self.proof(task_id, "right"), activity="last")
+        self.jump(after_s)
         if self.ask("reap", task_id=task_id)[0] == "requeued":
             self.jump(20)
             self.claim_with(task_id, self.fresh("token"), n, lost=False)
+
+    @precondition(any_is("running"))
+    @rule(n=number, steps=st.lists(st.booleans(), min_size=2, max_size=5))
+    def lose_many_workers(self, n: int, steps: list[bool]) -> None:
+        """One after the other; some have finished a step before."""
+        task_id = self.pick(n % 9, lambda task: task.status == "running")
+        for worked in steps:
+            task = self.machine.tasks[task_id]
+            if task.status != "running":
+                return
+            if worked:
+                rows = {"first": len(task.rows), "rows": self.rows(1)}
+                proof = self.proof(task_id, "right")
+                self.ask("append", task_id=task_id, proof=proof, ended_steps=1, activity="model", **rows)
+            self.jump(50)
+            self.ask("reap", task_id=task_id)
+            self.jump(300)
+            self.claim_with(task_id, self.fresh("token"), n, lost=False)
+
+    @precondition(any_is("running"))
+    @rule(n=number, said=endings, kind=st.sampled_from(("ack", "forget", "both")))
+    def end_a_family(self, n: int, said: Ending, kind: str) -> None:
+        """A child ends, then its owner, which has not acknowledged: it still may, and nobody waits for it."""
+        owner = self.pick(n % 9, lambda task: task.status == "running")
+        self.start(owner, self.proof(owner, "right"))
+        child, proof = self.ids[-1], self.proof(owner, "right")
+        self.claim_with(child, self.fresh("token"), n, lost=False)
+        for one in (child, owner):
+            task = self.machine.tasks.get(one)
+            if task is not None and (shown := self.proof(one, "right")):
+                self.ask("settle", task_id=one, root=task.root, proof=shown, said=said, first=0, rows=[])
+        if kind != "forget":
+            self.ask("ack", session=owner, ids=[child], token="", proof=proof)
+        if kind != "ack":
+            now = self.machine.now
+            self.ask("forget", task_id=child, ended_before=now, notice_before=now - 600_000)
+
+    @precondition(any_is("running"))
+    @rule(n=number, whats=st.lists(under_a_kill, min_size=1, max_size=3), said=endings)
+    def half_a_kill(self, n: int, whats: list[str], said: Ending) -> None:
+        """A kill in steps stops behind its top; what is below goes on, and so may the kill."""
+        top = self.pick(n % 9, lambda task: task.status == "running")
+        for _ in range(2):
+            self.start(top, self.proof(top, "right"))
+            self.claim_with(self.ids[-1], self.fresh("token"), n, lost=False)
+        self.start(top, self.proof(top, "right"))
+        self.finish_kill(top, most=1)
+        for what in whats:
+            self.go_on_under_a_kill(n, what, said)
+
+    @precondition(lambda self: self.machine.walks)
+    @rule(n=number, what=under_a_kill, said=endings)
+    def go_on_under_a_kill(self, n: int, what: str, said: Ending) -> None:
+        """What a kill in steps has marked but not reached does not go on as if nothing was."""
+        m = self.machine
+        wanted = ("queued",) if what == "claim" else ("running", "stopping")
+        below = [one for one, task in m.tasks.items() if task.status in wanted and m.dying_with(one)]
+        if not below:
+            return
+        task_id = below[-1 - n % len(below)]
+        proof, root = self.proof(task_id, "right"), m.tasks[task_id].root
+        given = {"task_id": task_id, "proof": proof}
+        rows = {"first": self.place(task_id, 0), "rows": self.rows(1)}
+        match what:
+            case "claim":
+                self.claim_with(task_id, self.fresh("token"), n, lost=False)
+            case "append":
+                self.ask("append", ended_steps=1, activity="model", **rows, **given)
+            case "settle":
+                self.ask("settle", root=root, said=said, **rows, **given)
+            case "hand_back":
+                self.ask("hand_back", **given)
+            case "submit":
+                self.ask("submit", new=self.wish(task_id, proof, "", "", 0, 0), proof=proof)
 
     @precondition(any_is("running"))
     @rule(

@@ -9,7 +9,7 @@ from __future__ import annotations
 import copy
 import hashlib
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 from hypothesis import strategies as st
@@ -62,7 +62,9 @@ class Beside(RuleBasedStateMachine):
         """Token to the attempt that got it."""
         self.killed: list[dict[str, Any]] = []
         self.before: dict[str, str] = {}
-        """Statuses after the last step."""
+        """Statuses and lengths of logs after the last step."""
+        self.statuses: dict[str, str] = {}
+        """Statuses after the last call."""
         self.differs = False
         """Something was not as it must be: nothing more is asked."""
 
@@ -82,6 +84,7 @@ class Beside(RuleBasedStateMachine):
         if expected and isinstance(expected[0], str):
             self.steps[f"# {name}: {expected[0]}"] += 1
         assert seen == expected, f"{name}: the model answers {expected}, the server {seen}"
+        self.check_changes()
         self.differs = False
         return expected
 
@@ -237,22 +240,24 @@ class Beside(RuleBasedStateMachine):
             assert on_the_server == in_the_model, differences(in_the_model, on_the_server)
         self.differs = False
 
-    def changed(self) -> Sequence[str]:
+    def changed(self) -> list[str]:
         """Records whose status or log is not as at the last look."""
         now = {one: f"{task.status} {len(task.rows)}" for one, task in self.machine.tasks.items()}
         found = [one for one, words in now.items() if self.before.get(one) != words]
-        for one in found:
-            self.check_change(self.before.get(one, "queued").split()[0], self.machine.tasks[one])
-        for one in self.before.keys() - now.keys():
-            assert self.before[one].split()[0] in TERMINAL, "only what has ended is forgotten"
         self.before = now
         return found
 
-    @staticmethod
-    def check_change(before: str, task: Task) -> None:
-        assert task.status == before or task.status in ALLOWED[Status(before)], f"{before} -> {task.status}"
-        if task.is_terminal:
-            assert bool(task.cause) == (task.status != "completed"), "an ending has one cause"
+    def check_changes(self) -> None:
+        """One call changes a status as the table allows it, and only what has ended is forgotten."""
+        now = {one: task.status for one, task in self.machine.tasks.items()}
+        for one, status in now.items():
+            before = self.statuses.get(one, "queued")
+            assert status == before or status in ALLOWED[Status(before)], f"{before} -> {status}"
+        for one in self.statuses.keys() - now.keys():
+            assert self.statuses[one] in TERMINAL, f"{self.statuses[one]} -> forgotten"
+        for task in self.machine.tasks.values():
+            assert not task.is_terminal or bool(task.cause) == (task.status != "completed")
+        self.statuses = now
 
     def teardown(self) -> None:
         """What is left when all has ended and was forgotten: nothing."""

@@ -25,6 +25,7 @@ keys = st.sampled_from(("", "", "", "k1", "k2"))
 lives = st.sampled_from((0, 0, 0, 30_000, 600_000))
 seeds = st.sampled_from(("", "", *SEEDS))
 proofs = st.sampled_from((*["right"] * 10, "old", "forged", "early", "none"))
+under_a_kill = st.sampled_from(("append", "settle", "hand_back", "claim", "submit"))
 askers = st.sampled_from((*["owner"] * 4, "ancestor", "operator", "itself", "below", "stranger"))
 
 

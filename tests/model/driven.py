@@ -44,5 +44,6 @@ class DrivenAndPutBack(Driven):
         now = self.machine.now
         self.machine = copy.deepcopy(then)
         self.before = {one: f"{task.status} {len(task.rows)}" for one, task in then.tasks.items()}
+        self.statuses = {one: task.status for one, task in then.tasks.items()}
         self.world.put_back(size, then.now)
         self.machine.jump(now - then.now)

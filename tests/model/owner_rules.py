@@ -127,7 +127,9 @@ class OwnerRules(Beside):
     @rule(n=number, who=st.sampled_from(("owner", "ancestor", "operator")), most=st.integers(1, 3), lost=lost)
     def kill_in_steps(self, n: int, who: str, most: int, lost: bool) -> None:
         """One step of a kill, begun here or by another; the rest is marked and waits."""
-        task_id = self.pick(n, lambda task: not task.is_terminal or task.id in self.machine.walks)
+        m = self.machine
+        tops = [one for one in m.tasks if any(not m.tasks[below].is_terminal for below in m.children(one))]
+        task_id = tops[n % len(tops)] if tops and n < 9 else self.pick(n, lambda task: not task.is_terminal)
         caller = self.caller(who, task_id)
         self.ask(
             "kill_step",
@@ -183,6 +185,18 @@ class OwnerRules(Beside):
         task_id = self.pick(n, lambda task: task.is_terminal)
         caller = self.caller(who, task_id)
         self.ask("read", task_id=task_id, caller=caller, offset=offset, length=length, hold=hold, lost=lost)
+
+    @ended
+    @rule(n=number, who=askers, after_s=st.sampled_from((50, 60, 70)))
+    def look_at_an_ending(self, n: int, who: str, after_s: int) -> None:
+        """Its owner's look holds the notice back, for as long as told; anybody else's does not."""
+        task_id = self.pick(n % 9, lambda task: task.notice == "pending")
+        caller, task = self.caller(who, task_id), self.machine.tasks.get(task_id)
+        self.ask("read", task_id=task_id, caller=caller, offset=0, length=9, hold=True)
+        if task is not None:
+            self.ask("take", session=task.owner, token="", most=100)
+            self.jump(after_s)
+            self.ask("take", session=task.owner, token="", most=100)
 
     @precondition(lambda self: self.machine.tasks)
     @rule(n=number, who=askers, hold=st.booleans(), lost=lost)

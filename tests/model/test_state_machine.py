@@ -72,12 +72,12 @@ def at_least(kind: type[Driven], world: World, wanted: int, *, put_back: int = 0
 
 
 def test_a_server_answers_as_the_model(world: World) -> None:
-    steps = driven(Driven, world, 20, same_each_time=True)
+    steps = driven(Driven, world, 40, same_each_time=True)
     assert calls_in(steps) >= 1_000 and steps["# lost replies"]
 
 
 def test_a_server_that_is_put_back_answers_as_the_model(server: RealWorld) -> None:
-    steps = driven(DrivenAndPutBack, server, 6, same_each_time=True)
+    steps = driven(DrivenAndPutBack, server, 10, same_each_time=True)
     assert calls_in(steps) >= 200 and steps["put back"]
 
 
