@@ -16,6 +16,7 @@ from dsh_tasks.store import BudgetSpent, Fence, FencedOff, Store
 from dsh_tasks.task import Outcome, Status
 from workers.clock import elapsed_s
 from workers.engines.base import BudgetExceeded, Child, ChildTool, Fenced, StopReason
+from workers.engines.transcript import ATTEMPT_BORDER
 
 PAUSES_S = (0.1, 0.2, 0.5, 1.0, 2.0)
 """Before a silent server is asked again; the last for ever."""
@@ -26,7 +27,6 @@ T = TypeVar("T")
 
 RANK = {None: 0, StopReason.HAND_BACK: 1, StopReason.KILL: 2, StopReason.FENCED: 3}
 ACTIVITY_LENGTH = 80
-ATTEMPT_BORDER = "dsh-tasks/attempt"
 
 
 @dataclass(slots=True)

@@ -6,10 +6,7 @@ The only module of the workers that may import client and tools.
 from __future__ import annotations
 
 import asyncio
-import hashlib
-import json
 import secrets
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -156,8 +153,7 @@ class Delegation:
             config=self._config,
             runner=self._runner,
         )
-        calls = CallKeys()
-        return [child_tool(tool, attempt, calls) for tool in mount(client, self._config)]
+        return [child_tool(tool, attempt) for tool in mount(client, self._config)]
 
     async def dispose_foreground(self, attempt: Attempt) -> None:
         """The attempt has ended: nobody waits any more for what it started in the foreground.
@@ -176,30 +172,11 @@ class Delegation:
             )
 
 
-class CallKeys:
-    """What makes a call of the next attempt the same call: tool, arguments, and which time it is.
-
-    An attempt starts its turn again, with other message ids and places; what it asks for again is
-    answered by the child that runs or has ended already, not by a second one.
-    """
-
-    def __init__(self) -> None:
-        self._seen: Counter[str] = Counter()
-
-    def of(self, tool: str, arguments: Mapping[str, Any]) -> str:
-        """The key of this call."""
-        text = json.dumps([tool, arguments], sort_keys=True, default=str)
-        digest = hashlib.sha256(text.encode("utf-8", "replace")).hexdigest()[:32]
-        self._seen[digest] += 1
-        return f"turn:{digest}:{self._seen[digest]}"
-
-
-def child_tool(tool: Tool, attempt: Attempt, keys: CallKeys) -> ChildTool:
+def child_tool(tool: Tool, attempt: Attempt) -> ChildTool:
     """A model-facing tool as an engine takes it."""
 
     async def call(arguments: Mapping[str, Any], call_id: str) -> ToolAnswer:
-        key = keys.of(tool.name, arguments)
-        answer = await tool.call(arguments, call_context(attempt, call_id, key))
+        answer = await tool.call(arguments, call_context(attempt, call_id))
         return ToolAnswer(answer.text, answer.is_error)
 
     return ChildTool(
@@ -212,8 +189,8 @@ def child_tool(tool: Tool, attempt: Attempt, keys: CallKeys) -> ChildTool:
     )
 
 
-def call_context(attempt: Attempt, call_id: str, key: str) -> Call:
-    """Who calls, from which message, under which key."""
+def call_context(attempt: Attempt, call_id: str) -> Call:
+    """Who calls, and from which message: a later attempt that asks again asks from the same one."""
     session = attempt.session
     seq = next((row.seq for row in reversed(attempt.rows) if row.type == "assistant/message"), 0)
-    return Call(session=session, assistant_seq=seq, call_id=call_id, key=key)
+    return Call(session=session, assistant_seq=seq, call_id=call_id)

@@ -18,6 +18,7 @@ from dsh_tasks.settings import Settings
 from dsh_tasks.store import Keys
 from dsh_tasks.store.scripts import Arg, load
 from dsh_tasks.store.store import NOTICE_KEPT_MS, glob_of
+from workers.clock import elapsed_s
 
 log = logging.getLogger(__name__)
 
@@ -26,7 +27,10 @@ LOOK_A_ROUND = 1_000
 """Keys that one page of the sweep looks at."""
 LOOK_AGAIN_MS = 600_000
 """A record that must stay (a task below it lives, its notice waits) is looked at again after this."""
-SWEEPER_MS = 30_000
+SWEEP_FOR_S = 0.05
+"""How long the sweep may go on in one round; at least one page."""
+SWEEPER_MS = 5_000
+"""A sweeper that was silent for so long is followed by another: one killed in mid sweep holds up nobody."""
 
 
 class Upkeep:
@@ -74,12 +78,24 @@ class Upkeep:
                 self._client.zadd(k.endings, {task_id: before_ms + LOOK_AGAIN_MS}, xx=True)
 
     def _sweep(self, now_ms: int) -> None:
-        """A page of records a round; one worker at a time, then a pause."""
+        """Some pages of records a round; one worker at a time, then a pause."""
         k = self._keys
         holder: Any = self._client.set(k.sweeper, self._token, nx=True, px=SWEEPER_MS, get=True)
         if holder is not None and holder != self._token.encode():
             self._next_sweep_ms = now_ms + self._settings.sweep_ms
             return
+        until_s = elapsed_s() + SWEEP_FOR_S
+        self._look_at_a_page()
+        while self._cursor and elapsed_s() < until_s:
+            self._look_at_a_page()
+        if self._cursor == 0:
+            self._next_sweep_ms = now_ms + self._settings.sweep_ms
+            self._client.delete(k.sweeper)
+        else:
+            self._client.pexpire(k.sweeper, SWEEPER_MS)
+
+    def _look_at_a_page(self) -> None:
+        k = self._keys
         prefix = k.task("")
         page: Any = self._client.scan(self._cursor, match=f"{glob_of(prefix)}*", count=LOOK_A_ROUND)
         self._cursor = page[0]
@@ -91,11 +107,6 @@ class Upkeep:
             self.counts["hints"] += lacking
             if lacking:
                 log.warning("%d lost hints were put back", lacking)
-        if self._cursor == 0:
-            self._next_sweep_ms = now_ms + self._settings.sweep_ms
-            self._client.delete(k.sweeper)
-        else:
-            self._client.pexpire(k.sweeper, SWEEPER_MS)
 
 
 def run_script(client: redis.Redis, name: str, keys: Sequence[str], args: Sequence[Arg]) -> Any:

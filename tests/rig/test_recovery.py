@@ -50,8 +50,7 @@ def test_a_killed_workers_children_start_again_on_the_other_one(rig: Rig, client
     assert {client.task(run.id).attempt for run in runs} == {2}
     log = client.session(runs[0].id)
     assert [row.data["attempt"] for row in log.events if row.type == "dsh-tasks/attempt"] == [2]
-    reasons = [turn.reason for turn in log.turns()]
-    assert reasons == ["interrupted", "completed"]
+    assert [turn.reason for turn in log.turns()] == ["completed"], "the turn goes on, it does not begin again"
 
 
 def test_a_worker_that_is_told_to_end_hands_its_children_back_at_once(

@@ -562,6 +562,8 @@ def test_an_audit_of_an_installation_at_work_finds_nothing(settings: Settings) -
         for count in itertools.count():
             if count >= 40 and audited.is_set():
                 return
+            # An audit that is slower than its neighbours would never come to the end of what only grows.
+            pruned = count % 2 == 1 or count >= 40
             new = submitted(owner, "go", seed=source, call_key=secrets.token_hex(4))
             fence = await running(store, new)
             child = submitted(new.id, "below", seed=source)
@@ -576,8 +578,8 @@ def test_an_audit_of_an_installation_at_work_finds_nothing(settings: Settings) -
                 done = Outcome(Status.COMPLETED, output="done", usage=Usage(1, 1, 1))
                 await store.settle(new.id, owner, fence, done, 1, [row(events + 1)])
             await inbox.acknowledge([new.id])
-            kept += 0 if count % 2 else 2
-            for one in (child, new) if count % 2 else ():
+            kept += 0 if pruned else 2
+            for one in (child, new) if pruned else ():
                 await store.forget(one.id, ended_before_ms=FAR, notice_before_ms=FAR)
 
     async def scenario(store: Store) -> None:

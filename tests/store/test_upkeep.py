@@ -11,6 +11,7 @@ from dsh_tasks.settings import Settings
 from dsh_tasks.store import Inbox, NewTask, Store, connect_sync
 from dsh_tasks.task import Status
 from tests.store.test_records import a_task, done, on_store, running, settle
+from workers import upkeep as upkeep_module
 from workers.upkeep import LOOK_AGAIN_MS, Upkeep
 
 DAY_MS = 24 * 3_600_000
@@ -140,6 +141,25 @@ def test_one_worker_sweeps_at_a_time(settings: Settings) -> None:
         sweep(upkeep, now_ms() + settings.sweep_ms)
         assert upkeep.counts["hints"] == 1
         assert await store.link.command("EXISTS", store.keys.sweeper) == 0
+
+    on_store(settings, scenario)
+
+
+def test_a_sweeper_that_dies_in_mid_sweep_holds_up_nobody(
+    settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Found in CI: the next worker waited for half a minute."""
+    monkeypatch.setattr(upkeep_module, "LOOK_A_ROUND", 1)
+    monkeypatch.setattr(upkeep_module, "SWEEP_FOR_S", 0)
+
+    async def scenario(store: Store) -> None:
+        for number in range(50):
+            await store.submit(a_task(f"s-{number}"))
+        dies = upkeep_of(settings)
+        dies.round(now_ms())
+        assert dies.sweeps
+        left_ms = await store.link.command("PTTL", store.keys.sweeper)
+        assert 0 < left_ms <= 5_000
 
     on_store(settings, scenario)
 

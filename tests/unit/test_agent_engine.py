@@ -741,37 +741,6 @@ def test_no_call_is_left_running_when_one_beside_it_is_fenced() -> None:
     assert ended == ["beside"]
 
 
-def test_the_next_attempt_sees_the_interrupted_turn_closed_and_gets_the_prompt_again(
-    model: ModelServer,
-) -> None:
-    model.answer = in_order(
-        Reply("looking", tools=[("echo", {})]), Reply("half", blocks=True), Reply("whole")
-    )
-    seed = a_parent_log()
-    first = FakeRun(http_child("do it", seed=seed, persona="You are Q."), [a_tool()])
-    with pytest.raises(asyncio.CancelledError):
-        asyncio.run(
-            stopped(first, StopReason.HAND_BACK, lambda: model.active == 1 and len(model.requests) == 2)
-        )
-    second = FakeRun(next_attempt(first.child, first.own), [a_tool()])
-    outcome = asyncio.run(play(AgentEngine(), second))
-    assert (outcome.status, outcome.output) == (Status.COMPLETED, "whole")
-    prompt_seq = [row.seq for row in second.session.events if row.type == "user/message"][-1]
-    assert received(model.requests[2]) == as_openai(second.session.events[: prompt_seq + 1])
-    assert [text for text in received(model.requests[2]) if text["role"] == "system"] == [
-        {"role": "system", "text": "You are Q."}
-    ]
-    assert [turn.reason for turn in second.session.turns()][-2:] == ["interrupted", "completed"]
-
-
-def test_an_attempt_that_died_before_its_settlement_is_followed_by_another() -> None:
-    outcome, first = run_child(AgentEngine(), a_child("The word is A. What is the word?"))
-    again = next_attempt(first.child, without_settlement(first, outcome))
-    done, run = run_child(AgentEngine(), again)
-    assert done.output == outcome.output
-    assert [turn.reason for turn in run.session.turns()] == ["interrupted", "completed"]
-
-
 # -- python tools -----------------------------------------------------------------------------------
 
 

@@ -14,13 +14,16 @@ from typing import Any
 from dsh_tasks.session import Event, Replace
 from dsh_tasks.surface import UNKNOWN_OUTCOME
 from workers.engines.base import Child
-
-Row = dict[str, Any]
+from workers.engines.open_turn import OpenTurn, Row, marks_of, open_step_of, open_turn_of, unanswered
 
 NOT_STARTED = (
     "The tool call was interrupted before the Harness recorded it as started. Retry it if it is still needed."
 )
 """The harness' own words, to the letter: its runtime takes no other result of a call that never began."""
+ATTEMPT_BORDER = "dsh-tasks/attempt"
+"""Row between what one attempt wrote and what the next one writes."""
+PARTIAL = "dsh-tasks/partial"
+"""Row with the text of an answer that was cut off when its worker left; the next attempt asks again."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +97,7 @@ class Transcript:
         text; it has a row only where it differs from the inherited one.
         """
         made = _Made(self.next_seq, self._now_ms())
-        self._border(made)
+        self._begin(made)
         message = self._prompt_message()
         made.add("agent/inbox/spliced", {"target": "next-turn", "start": 0, "inserted": [message]})
         made.add("turn/start", {"turn": self.turn})
@@ -107,6 +110,23 @@ class Transcript:
         made.add("step/start", self._place())
         self._system(made, system)
         made.add("user/message", message, surfaceOp="append")
+        return made.rows
+
+    def resumption(self, turn: OpenTurn) -> list[Row]:
+        """The rows that begin an attempt within the turn that an earlier one left open.
+
+        A call that has begun, and is not in `turn.repeated`, ran to an unknown point: its result says so.
+        """
+        made = _Made(self.next_seq, self._now_ms())
+        self._border(made)
+        self.turn, self.step = turn.turn, turn.step
+        if not turn.is_step_open:
+            self.step += 1
+            made.add("step/start", self._place())
+        for call in turn.lost:
+            _repair(made, self.turn, self.step, call.id, call.mark)
+        if turn.calls and not turn.left:
+            made.extend(self.next_step(made.rows))
         return made.rows
 
     def request(
@@ -126,8 +146,15 @@ class Transcript:
         if tools:
             # The harness refuses an empty list.
             header["tools"] = [dict(tool) for tool in tools]
-        made.add("request/header", {"header": header, "reason": reason})
+        if header != self._own_header():
+            made.add("request/header", {"header": header, "reason": reason})
         return made.rows
+
+    def _own_header(self) -> Row | None:
+        """What the last `request/header` of this child says: an attempt that goes on repeats none."""
+        own = (row for row in reversed(self.rows) if row["type"] == "request/header")
+        last = next(own, None)
+        return None if last is None else last["data"]["header"]
 
     def answer(
         self,
@@ -160,7 +187,7 @@ class Transcript:
         """`tool/result` of a call whose `tool/call` is stored."""
         made = _Made(self.next_seq, self._now_ms())
         message = tool_message(call_id, text, is_error=is_error, message_id=new_id())
-        mark = _marks(self.rows)[call_id]
+        mark = marks_of(self.rows)[call_id]
         made.add(
             "tool/result", {**self._place(), "message": message}, sourceEventSeqs=[mark], surfaceOp="append"
         )
@@ -174,6 +201,12 @@ class Transcript:
         made.add("step/start", self._place())
         return made.rows
 
+    def partial(self, text: str) -> list[Row]:
+        """The text of an answer that was cut off and is asked for again; no model sees it."""
+        made = _Made(self.next_seq, self._now_ms())
+        made.add(PARTIAL, {**self._place(), "text": text}, ignorable=True)
+        return made.rows
+
     def end(
         self, kind: str, after: Sequence[Row] = (), *, error: Mapping[str, Any] | None = None
     ) -> list[Row]:
@@ -183,12 +216,15 @@ class Transcript:
 
     # -- parts ------------------------------------------------------------------------------------
 
-    def _border(self, made: _Made) -> None:
+    def _begin(self, made: _Made) -> None:
         if self.rows:
             made.extend(closing(self.rows, made.seq, made.time, kind="interrupted"))
-            made.add("dsh-tasks/attempt", {"attempt": self._child.attempt}, ignorable=True)
+            self._border(made)
         elif self._first:
             made.add("session/end-seed", {"inherited": True})
+
+    def _border(self, made: _Made) -> None:
+        made.add(ATTEMPT_BORDER, {"attempt": self._child.attempt}, ignorable=True)
 
     def _descriptor(self) -> Row:
         descriptor: Row = {"version": 3, "mode": "one-shot", "provider": self._child.provider}
@@ -256,15 +292,15 @@ def closing(
     A call with a `tool/call` mark and no result ran to an unknown point, one without a mark was never
     begun; each gets an error result that says so.
     """
-    open_turn = _open_turn(rows)
+    open_turn = open_turn_of(rows)
     if open_turn is None:
         return []
     turn, inside = open_turn
     made = _Made(seq, time)
-    step = _open_step(inside)
+    step = open_step_of(inside)
     if step is not None:
-        marks = _marks(inside)
-        for call_id in _unanswered(inside):
+        marks = marks_of(inside)
+        for call_id in unanswered(inside):
             _repair(made, turn, step, call_id, marks.get(call_id))
         made.add("step/end", {"turn": turn, "step": step})
     reason: Row = {"kind": kind}
@@ -274,49 +310,6 @@ def closing(
         reason["reason"] = {"kind": "parent"}
     made.add("turn/end", {"turn": turn, "reason": reason})
     return made.rows
-
-
-def _open_turn(rows: Sequence[Row]) -> tuple[int, Sequence[Row]] | None:
-    """Number and rows of the turn that is open."""
-    for place in range(len(rows) - 1, -1, -1):
-        if rows[place]["type"] == "turn/end":
-            return None
-        if rows[place]["type"] == "turn/start":
-            return rows[place]["data"]["turn"], rows[place:]
-    return None
-
-
-def _open_step(rows: Sequence[Row]) -> int | None:
-    for row in reversed(rows):
-        if row["type"] == "step/end":
-            return None
-        if row["type"] == "step/start":
-            step: int = row["data"]["step"]
-            return step
-    return None
-
-
-def _unanswered(rows: Sequence[Row]) -> list[str]:
-    """Ids of the calls of the last assistant message that have no result, in its order."""
-    answered: set[str] = set()
-    for row in reversed(rows):
-        if row["type"] == "tool/result":
-            answered.add(row["data"]["message"]["toolCallId"])
-        elif row["type"] == "assistant/message":
-            blocks = row["data"]["message"]["content"]
-            return [one["id"] for one in blocks if one["type"] == "tool-call" and one["id"] not in answered]
-    return []
-
-
-def _marks(rows: Sequence[Row]) -> dict[str, int]:
-    """Seq of the `tool/call` mark of each call of the current step."""
-    marks: dict[str, int] = {}
-    for row in reversed(rows):
-        if row["type"] == "step/start":
-            break
-        if row["type"] == "tool/call":
-            marks.setdefault(row["data"]["callId"], row["seq"])
-    return marks
 
 
 def _repair(made: _Made, turn: int, step: int, call_id: str, mark: int | None) -> None:
@@ -359,6 +352,8 @@ def own_text(rows: Iterable[Row], streamed: str = "") -> str:
         if row["type"] == "assistant/message":
             said = text_of(row["data"]["message"]["content"])
             text = said if said.strip() else text
+        elif row["type"] == PARTIAL:
+            streamed = streamed or row["data"]["text"]
     return text or (streamed if streamed.strip() else "")
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -11,17 +11,19 @@ from typing import Any
 from pydantic_ai.messages import ModelMessage
 
 from dsh_tasks.errors import DshTasksError
+from dsh_tasks.rows import message_of
 from dsh_tasks.session import Event
 from dsh_tasks.submission import Policy
 from dsh_tasks.surface import messages
 from dsh_tasks.task import Cause, Outcome, Status
-from workers.engines.agent.history import history, prompt_part, with_parts, with_system
+from workers.engines.agent.history import history, joined, with_system
 from workers.engines.agent.model import Models, ResolvedModel
 from workers.engines.agent.structured import INSTRUCTION, StructuredOutput
 from workers.engines.agent.tools import load_tools, narrowed, python_tool
 from workers.engines.agent.turn import Given, Turn
 from workers.engines.base import Child, ChildTool, Run
-from workers.engines.transcript import Inherited, Row, Transcript
+from workers.engines.open_turn import OpenTurn, Row
+from workers.engines.transcript import Inherited, Transcript
 
 LARGE_SEED_EVENTS = 500
 """From here on a seed is turned into messages off the loop, so that other children go on."""
@@ -75,20 +77,24 @@ class AgentEngine:
         if structured is not None:
             tools = [*tools, structured.tool]
         system = system_text(child.policy, inherited.system_text)
-        opening = transcript.opening(system=system)
+        known = {tool.name: tool for tool in tools}
+        left_open = OpenTurn.of(transcript.rows, [name for name, tool in known.items() if tool.idempotent])
+        begin = transcript.opening(system=system) if left_open is None else transcript.resumption(left_open)
         options = child.policy.agent_options
         max_tokens = None if options is None else options.max_tokens
-        opening += transcript.request(opening, model.route, [shown(tool) for tool in tools], max_tokens)
-        sent = list(seeded)
-        if child.log:
-            sent = history(messages(before_prompt(child, opening)), provider=model.system)
-        if system:
-            sent = with_system(sent, system)
+        header = transcript.request(begin, model.route, [shown(tool) for tool in tools], max_tokens)
+
+        def conversation(rows: Sequence[Row]) -> list[ModelMessage]:
+            own = history(own_messages(rows), provider=model.system)
+            sent = joined(seeded, own)
+            return with_system(sent, system) if system else sent
+
         return Given(
             model=model,
-            messages=with_parts(sent, [prompt_part(child.prompt)]),
-            opening=opening,
-            tools={tool.name: tool for tool in tools},
+            conversation=conversation,
+            opening=[*begin, *header],
+            left_open=left_open,
+            tools=known,
             structured=structured,
             max_tokens=max_tokens,
         )
@@ -109,10 +115,16 @@ def shown(tool: ChildTool) -> Row:
     return {"name": tool.name, "description": tool.description, "parameters": dict(tool.parameters)}
 
 
-def before_prompt(child: Child, opening: Sequence[Row]) -> list[Event]:
-    """The child's log with its last turn closed."""
-    first = next(place for place, row in enumerate(opening) if row["type"] == "agent/inbox/spliced")
-    return [*child.seed, *child.log, *(Event.from_row(row) for row in opening[:first])]
+def own_messages(rows: Sequence[Row]) -> list[Mapping[str, Any]]:
+    """What the child's own rows add to the messages of its seed.
+
+    An engine's rows only append to the surface, but for a system message, which has its own way.
+    """
+    return [
+        message_of(Event.from_row(row))
+        for row in rows
+        if "surfaceOp" in row and row["type"] != "system/message"
+    ]
 
 
 def refused(run: Run, error: DshTasksError) -> Outcome:

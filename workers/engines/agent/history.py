@@ -68,11 +68,11 @@ def with_system(messages: Sequence[ModelMessage], text: str) -> list[ModelMessag
     return [ModelRequest([first]), *messages]
 
 
-def with_parts(messages: Sequence[ModelMessage], parts: Sequence[ModelRequestPart]) -> list[ModelMessage]:
-    """The messages with `parts` at their end; a request that stands there takes them in."""
-    if messages and isinstance(messages[-1], ModelRequest):
-        return [*messages[:-1], ModelRequest([*messages[-1].parts, *parts])]
-    return [*messages, ModelRequest(list(parts))]
+def joined(before: Sequence[ModelMessage], after: Sequence[ModelMessage]) -> list[ModelMessage]:
+    """One conversation of two: where a request meets a request, they are one."""
+    if before and after and isinstance(before[-1], ModelRequest) and isinstance(after[0], ModelRequest):
+        return [*before[:-1], ModelRequest([*before[-1].parts, *after[0].parts]), *after[1:]]
+    return [*before, *after]
 
 
 class _History:

@@ -6,12 +6,14 @@ may mend; the first valid one ends the turn, and no further model step is paid f
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import json
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from dsh_tasks.schema import violations
 from workers.engines.base import ChildTool, ToolAnswer
+from workers.engines.open_turn import Row
 
 TOOL_NAME = "structured_output"
 MAX_INVALID = 5
@@ -38,13 +40,31 @@ class StructuredOutput:
     def __post_init__(self) -> None:
         """Make the tool over this schema."""
         self.tool = ChildTool(
-            name=TOOL_NAME, description=_DESCRIPTION, parameters=self.schema, call=self._call, exclusive=True
+            name=TOOL_NAME,
+            description=_DESCRIPTION,
+            parameters=self.schema,
+            call=self._call,
+            exclusive=True,
+            idempotent=True,
         )
 
     @property
     def is_over(self) -> bool:
         """The value is there, or the model had its tries."""
         return self.has_value or self.invalid >= MAX_INVALID
+
+    def restore(self, rows: Sequence[Row]) -> None:
+        """Take over what calls of earlier attempts came to, from the rows of the turn."""
+        given: dict[str, str] = {}
+        for row in rows:
+            if row["type"] == "tool/call" and row["data"]["name"] == TOOL_NAME:
+                given[row["data"]["callId"]] = row["data"]["arguments"]
+            if row["type"] != "tool/result" or row["data"]["message"]["toolCallId"] not in given:
+                continue
+            if row["data"]["message"]["isError"]:
+                self.invalid += not self.has_value
+            elif not self.has_value:
+                self.value, self.has_value = json.loads(given[row["data"]["message"]["toolCallId"]]), True
 
     async def _call(self, arguments: Mapping[str, Any], _call_id: str) -> ToolAnswer:
         faults = violations(self.schema, dict(arguments))

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Coroutine, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Coroutine, Iterator, Mapping, Sequence
 from dataclasses import astuple, dataclass, replace
 from itertools import groupby
 from typing import Any
@@ -46,7 +46,8 @@ from workers.engines.agent.model import ResolvedModel
 from workers.engines.agent.structured import StructuredOutput
 from workers.engines.agent.tools import definition, dispatch
 from workers.engines.base import BudgetExceeded, ChildTool, Fenced, Run, StopReason, ToolAnswer
-from workers.engines.transcript import Row, Transcript, own_text
+from workers.engines.open_turn import OpenTurn, Row
+from workers.engines.transcript import Transcript, own_text
 
 MAX_STEPS = 1_000
 """Model steps of one attempt: a model that calls tools for ever must end."""
@@ -70,13 +71,15 @@ class Given:
     """All that a turn starts from."""
 
     model: ResolvedModel
-    messages: Sequence[ModelMessage]
-    """The first request: history, then the prompt."""
+    conversation: Callable[[Sequence[Row]], list[ModelMessage]]
+    """What the model has been sent once these are the child's own rows: the seed's messages, then its own."""
     opening: Sequence[Row]
-    """Rows up to the prompt and the request header."""
+    """Rows up to the prompt and the request header, or up to where an earlier attempt's turn goes on."""
     tools: Mapping[str, ChildTool]
     structured: StructuredOutput | None = None
     max_tokens: int | None = None
+    left_open: OpenTurn | None = None
+    """The turn that an earlier attempt began, where there is one."""
 
 
 class Turn:
@@ -86,7 +89,7 @@ class Turn:
         self._run = run
         self._transcript = transcript
         self._given = given
-        self._messages = list(given.messages)
+        self._messages: list[ModelMessage] = []
         self._parameters = ModelRequestParameters(
             function_tools=[definition(tool) for tool in given.tools.values()]
         )
@@ -96,7 +99,8 @@ class Turn:
         """The answer that comes in; its text is what a kill keeps."""
         self._unwritten: list[Row] = []
         """Made, and written with the settlement."""
-        self._usage = Usage()
+        self._usage = usage_of(transcript.rows)
+        self._call_ids = calls_in(transcript.rows)
         self._writes = asyncio.Lock()
 
     async def play(self) -> Outcome:
@@ -110,6 +114,7 @@ class Turn:
                 # Nobody asked: a fault inside, and its log is closed like any other.
                 ending = failed("the engine cancelled itself", "ENGINE_ERROR")
             else:
+                await self._keep_partial()
                 raise
         except GeneratorExit:
             raise
@@ -122,7 +127,11 @@ class Turn:
 
     async def _steps(self) -> Ending:
         await self._write(self._given.opening)
-        for _ in range(MAX_STEPS):
+        ending = await self._go_on()
+        if ending is not None:
+            return ending
+        self._messages = self._given.conversation(self._transcript.rows)
+        while self._transcript.step <= MAX_STEPS:
             try:
                 response = await self._ask()
             except Fenced:
@@ -131,6 +140,7 @@ class Turn:
                 return over_budget(str(error))
             except Exception as error:  # noqa: BLE001 - every failure of a model ends the child, none the worker
                 return of_error(error, self._given.model.name)
+            response = with_distinct_calls(response, self._call_ids)
             ending = self._finish(response)
             calls = [] if ending is not None else calls_of(response)
             self._take(response, with_calls=bool(calls))
@@ -140,6 +150,18 @@ class Turn:
             if ending is not None:
                 return ending
         return failed(f"no end after {MAX_STEPS} model steps", "TOO_MANY_STEPS")
+
+    async def _go_on(self) -> Ending | None:
+        """What an earlier attempt left open in its last step; the ending that it brings, if any."""
+        turn = self._given.left_open
+        if turn is not None and self._given.structured is not None:
+            self._given.structured.restore(self._transcript.rows)
+        if turn is None or not turn.has_answer:
+            return None
+        if not turn.calls:
+            return COMPLETED if self._given.structured is None else NO_VALUE
+        begun = {call.id for call in turn.left if call.mark is not None}
+        return await self._work([Call(call.id, call.name, call.arguments) for call in turn.left], begun)
 
     # -- the model --------------------------------------------------------------------------------
 
@@ -158,7 +180,7 @@ class Turn:
             self._streaming = stream
             async for _ in stream:
                 pass
-            response = with_distinct_calls(stream.get())
+            response = stream.get()
         self._count(response.usage)
         # A call that fails keeps its reservation: what it cost is not known.
         await self._run.correct(response.usage.input_tokens + response.usage.output_tokens)
@@ -194,8 +216,11 @@ class Turn:
 
     # -- the tools --------------------------------------------------------------------------------
 
-    async def _work(self, calls: Sequence[Call]) -> Ending | None:
-        """Run the calls of the answer in its order; the ending that they bring, if any."""
+    async def _work(self, calls: Sequence[Call], begun: Collection[str] = ()) -> Ending | None:
+        """Run calls of the answer in its order; the ending that they bring, if any.
+
+        Those in `begun` have their mark from an earlier attempt.
+        """
         results: list[ModelRequestPart] = []
         left = len(calls)
         structured, provider = self._given.structured, self._given.model.system
@@ -214,8 +239,10 @@ class Turn:
                 await self._write(rows)
 
         for batch in batches(calls, self._given.tools):
-            marks = self._transcript.calls([astuple(call) for call in batch], self._unwritten)
-            await self._write([*self._unwritten, *marks])
+            new = [astuple(call) for call in batch if call.id not in begun]
+            marks = self._transcript.calls(new, self._unwritten)
+            if marks:
+                await self._write([*self._unwritten, *marks])
             await together([one(call) for call in batch])
         self._messages.append(ModelRequest(results))
         if structured is None or not structured.is_over:
@@ -257,6 +284,15 @@ class Turn:
         self._transcript.accept(rows)
         self._unwritten = []
 
+    async def _keep_partial(self) -> None:
+        """The worker leaves: what has streamed stays readable, though the next attempt asks again."""
+        if self._run.stop_reason is not StopReason.HAND_BACK or self._streaming is None:
+            return
+        text = text_so_far(self._streaming)
+        if text and not self._unwritten:
+            with contextlib.suppress(Fenced, asyncio.CancelledError):
+                await self._write(self._transcript.partial(text))
+
     def _outcome(self, ending: Ending) -> Outcome:
         rows = [*self._unwritten, *self._partial()]
         rows += self._transcript.end(ending.kind, rows, error=ending.error)
@@ -277,12 +313,26 @@ class Turn:
         """The text of an answer that was cut off. Its calls are not whole, its reasoning is not signed."""
         if self._streaming is None:
             return []
-        response = self._streaming.get()
-        self._count(response.usage)
-        text = "".join(part.content for part in response.parts if isinstance(part, TextPart))
+        self._count(self._streaming.get().usage)
+        text = text_so_far(self._streaming)
         if not text:
             return []
         return self._transcript.answer([{"type": "text", "text": text}], self._given.model.route)
+
+
+def text_so_far(stream: StreamedResponse) -> str:
+    """The text of an answer that still comes in."""
+    return "".join(part.content for part in stream.get().parts if isinstance(part, TextPart))
+
+
+def usage_of(rows: Sequence[Row]) -> Usage:
+    """What earlier attempts' answers took, as their rows say."""
+    used = [row["data"].get("usage") or {} for row in rows if row["type"] == "assistant/message"]
+    return Usage(
+        input_tokens=sum(one.get("inputTokens", 0) for one in used),
+        output_tokens=sum(one.get("outputTokens", 0) for one in used),
+        model_calls=len(used),
+    )
 
 
 def estimated_tokens(messages: Sequence[ModelMessage], parameters: ModelRequestParameters) -> int:
@@ -304,16 +354,25 @@ def calls_of(response: ModelResponse) -> list[Call]:
     ]
 
 
-def with_distinct_calls(response: ModelResponse) -> ModelResponse:
-    """The answer with call ids that are there and differ: some providers repeat them or leave them out."""
-    seen: set[str] = set()
+def calls_in(rows: Sequence[Row]) -> set[str]:
+    """Ids of all calls in these rows."""
+    answers = (row["data"]["message"]["content"] for row in rows if row["type"] == "assistant/message")
+    return {block["id"] for blocks in answers for block in blocks if block["type"] == "tool-call"}
+
+
+def with_distinct_calls(response: ModelResponse, taken: set[str]) -> ModelResponse:
+    """The answer with call ids that are there and differ: some providers repeat them or leave them out.
+
+    `taken` are those of the child's earlier answers, to which these are added: tools deduplicate by them.
+    """
     parts: list[ModelResponsePart] = []
     for place, part in enumerate(response.parts):
         if isinstance(part, ToolCallPart):
-            call_id, name = part.tool_call_id or f"call-{place}", part.tool_name or "unnamed"
-            if call_id in seen:
-                call_id = f"{call_id}-{place}"
-            seen.add(call_id)
+            given, name = part.tool_call_id or f"call-{place}", part.tool_name or "unnamed"
+            call_id, number = given, len(taken)
+            while call_id in taken:
+                call_id, number = f"{given}-{number}", number + 1
+            taken.add(call_id)
             if (call_id, name) != (part.tool_call_id, part.tool_name):
                 parts.append(ToolCallPart(name, arguments_of(part), call_id))
                 continue
