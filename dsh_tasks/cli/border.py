@@ -10,6 +10,7 @@ import signal
 import sys
 import traceback
 from collections.abc import Callable, Coroutine, Mapping, Sequence
+from types import FrameType
 from typing import Annotated, Any, TypeVar
 
 import typer
@@ -31,8 +32,24 @@ _CliRefusal: type[Exception] = typer.BadParameter.__mro__[2]
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON document, errors too.")]
 
 
-class Interrupted(Exception):
-    """Ctrl-C or SIGTERM, after the command has cleaned up."""
+class Interrupted(BaseException):
+    """Ctrl-C or SIGTERM: the command cleans up and ends.
+
+    No KeyboardInterrupt: raised within a text that is executed (a dataclass in the making is enough), that
+    one makes Python end itself by SIGINT however it is caught.
+    """
+
+
+class Interruption:
+    """Whether this process was told to end. Whatever swallows the exception, the next wait knows."""
+
+    came = False
+
+    @classmethod
+    def handle(cls, _number: int, _frame: FrameType | None) -> None:
+        """A signal handler. Raises Interrupted."""
+        cls.came = True
+        raise Interrupted
 
 
 def run(app: Callable[..., Any], arguments: Sequence[str]) -> int:
@@ -88,6 +105,9 @@ def _usage(error: Exception) -> str:
 
 
 def _unexpected(as_json: bool, error: Exception) -> int:
+    if Interruption.came:
+        # Raised within an import it may come out as a RuntimeError.
+        return _tell(as_json, "interrupted", "interrupted", INTERRUPTED)
     if os.environ.get(DEBUG):
         traceback.print_exc()
     message = f"unexpected {type(error).__name__}: {without_addresses(str(error))}; {DEBUG}=1 shows where"
@@ -139,6 +159,9 @@ def awaited(work: Coroutine[Any, Any, T]) -> T:
         for number in before:
             loop.add_signal_handler(number, task.cancel)
         try:
+            if Interruption.came:
+                work.close()
+                raise Interrupted
             return await work
         finally:
             for number, handler in before.items():

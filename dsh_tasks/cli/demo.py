@@ -11,12 +11,11 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from importlib.resources import as_file, files
 from pathlib import Path
-from types import FrameType
 from typing import Any
 
 from dsh_tasks import format as log_format
 from dsh_tasks.cli import processes, render
-from dsh_tasks.cli.border import DONE, FAILED, AsJson, awaited, emit, progress, say
+from dsh_tasks.cli.border import DONE, FAILED, AsJson, Interruption, awaited, emit, progress, say
 from dsh_tasks.cli.demo_cast import PARTS
 from dsh_tasks.cli.demo_play import Play, Played, models_of
 from dsh_tasks.cli.demo_view import LiveView, PlainView, View
@@ -49,7 +48,7 @@ def demo(as_json: AsJson = False) -> int:
     """
     live = render.is_terminal() and not as_json
     view: View = LiveView() if live else PlainView(progress if as_json else say)
-    end_by(_interrupt)
+    end_by(Interruption.handle)
     began_s = time.monotonic()
     model = load().model
     with tempfile.TemporaryDirectory(prefix="dsh-tasks-demo-") as folder:
@@ -69,10 +68,6 @@ def demo(as_json: AsJson = False) -> int:
         return DONE
     progress("dsh-tasks: no child completed; DSH_TASKS_MODEL=offline shows the same without a real model")
     return FAILED
-
-
-def _interrupt(_number: int, _frame: FrameType | None) -> None:
-    raise KeyboardInterrupt
 
 
 def is_offline(model: str | None) -> bool:
