@@ -39,6 +39,10 @@ class Reply:
     """Finish reason; else `tool_calls` or `stop`."""
     status: int | None = None
     """An HTTP error in place of an answer; its body holds SECRET."""
+    retry_after: str = ""
+    """The header of that name beside `status`."""
+    hangs_up: bool = False
+    """The connection ends before a byte of an answer."""
     is_cut: bool = False
     """The connection breaks after the first piece."""
     blocks: bool = False
@@ -212,7 +216,10 @@ class ModelServer:
             return False
         if reply.status is not None:
             request.is_answered = True
-            return await _error(writer, reply.status, SECRET)
+            return await _error(writer, reply.status, SECRET, retry_after=reply.retry_after)
+        if reply.hangs_up:
+            writer.transport.abort()
+            return False
         writer.write(
             b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n"
         )
@@ -295,9 +302,10 @@ def _framed(data: bytes) -> bytes:
     return f"{len(data):x}\r\n".encode() + data + b"\r\n"
 
 
-async def _error(writer: asyncio.StreamWriter, status: int, message: str) -> bool:
+async def _error(writer: asyncio.StreamWriter, status: int, message: str, *, retry_after: str = "") -> bool:
     body = json.dumps({"error": {"message": message, "type": "scripted"}}).encode()
-    head = f"HTTP/1.1 {status} Error\r\ncontent-type: application/json\r\ncontent-length: {len(body)}\r\n\r\n"
+    head = f"HTTP/1.1 {status} Error\r\ncontent-type: application/json\r\ncontent-length: {len(body)}\r\n"
+    head += f"retry-after: {retry_after}\r\n\r\n" if retry_after else "\r\n"
     writer.write(head.encode() + body)
     await writer.drain()
     return True

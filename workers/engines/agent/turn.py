@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import Callable, Collection, Coroutine, Iterator, Mapping, Sequence
-from dataclasses import astuple, dataclass, replace
+from dataclasses import astuple, dataclass, field, replace
 from itertools import groupby
 from typing import Any
 
@@ -37,6 +37,7 @@ from workers.engines.agent.ending import (
 )
 from workers.engines.agent.history import answer_blocks, arguments_of, tool_return
 from workers.engines.agent.model import ResolvedModel
+from workers.engines.agent.patience import Patience
 from workers.engines.agent.structured import StructuredOutput
 from workers.engines.agent.tools import dispatch
 from workers.engines.base import BudgetExceeded, ChildTool, Fenced, Run, StopReason, ToolAnswer
@@ -71,6 +72,7 @@ class Given:
     tools: Mapping[str, ChildTool]
     structured: StructuredOutput | None = None
     max_tokens: int | None = None
+    patience: Patience = field(default_factory=Patience)
     left_open: OpenTurn | None = None
     """The turn that an earlier attempt began, where there is one."""
 
@@ -84,7 +86,7 @@ class Turn:
         self._given = given
         self._messages: list[ModelMessage] = []
         used = usage_of(transcript.rows)
-        self._asking = Asking(run, given.model, given.tools.values(), given.max_tokens, used)
+        self._asking = Asking(run, given.model, given.tools.values(), given.max_tokens, given.patience, used)
         self._unwritten: list[Row] = []
         """Made, and written with the settlement."""
         self._call_ids = calls_in(transcript.rows)
@@ -126,7 +128,7 @@ class Turn:
             except BudgetExceeded as error:
                 return over_budget(str(error))
             except Exception as error:  # noqa: BLE001 - every failure of a model ends the child, none the worker
-                return of_error(error, self._given.model.name)
+                return of_error(error, self._given.model.name, tries=self._asking.tries)
             response = with_distinct_calls(response, self._call_ids)
             ending = self._asking.ending_of(response)
             calls = [] if ending is not None else calls_of(response)
