@@ -100,6 +100,10 @@ class Settings(BaseSettings):
     """Cap on the pause before a model call is tried again; a provider's Retry-After is cut to it."""
     model_silence_ms: int = Field(300_000, ge=50, le=600_000)
     """How long a model call may give no byte; it is tried again, then its child fails with `stalled`."""
+    route_calls: int = Field(0, ge=0, le=1_000_000)
+    """Model calls of one route (provider and model) at once over all workers; 0 is no bound."""
+    route_wait_ms: int = Field(3_600_000, ge=100)
+    """How long a model call may wait for room on its route or the end of a pause before its child fails."""
     concurrency: int = Field(100, ge=1, le=100_000)
     """Celery slots of one worker process."""
     inline_children: int = Field(100, ge=0, le=100_000)

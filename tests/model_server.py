@@ -61,11 +61,15 @@ class Request:
     number: int
     body: dict[str, Any]
     headers: dict[str, str]
+    asked_s: float = 0.0
+    """When it came, by time.monotonic, which all processes of a machine share."""
+    began_s: float | None = None
+    """When the first byte of an answer went out, likewise."""
     is_answered: bool = False
     has_hung_up: bool = False
     """The client closed the connection before the answer was complete."""
     hung_up_s: float | None = None
-    """When that was seen, by time.monotonic, which all processes of a machine share."""
+    """When that was seen, likewise."""
 
     @property
     def messages(self) -> list[dict[str, Any]]:
@@ -194,7 +198,7 @@ class ModelServer:
             if name
         )
         body = json.loads(await reader.readexactly(int(headers.get("content-length", 0))))
-        request = Request(len(self.requests), body, headers)
+        request = Request(len(self.requests), body, headers, time.monotonic())
         self.requests.append(request)
         self.active += 1
         self.peak = max(self.peak, self.active)
@@ -214,6 +218,7 @@ class ModelServer:
         if reply.is_silent:
             request.has_hung_up = not await reader.read(1)
             return False
+        request.began_s = time.monotonic()
         if reply.status is not None:
             request.is_answered = True
             return await _error(writer, reply.status, SECRET, retry_after=reply.retry_after)

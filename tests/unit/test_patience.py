@@ -27,7 +27,7 @@ from tests.model_server import MODEL, SECRET, ModelServer, Reply
 from workers.engines.agent.engine import AgentEngine
 from workers.engines.agent.model import Models
 from workers.engines.agent.patience import Patience, Silence, is_passing
-from workers.engines.base import StopReason
+from workers.engines.base import RouteBusy, StopReason
 
 QUICK = Patience(tries=4, first_pause_ms=1, longest_pause_ms=40)
 
@@ -246,3 +246,53 @@ def test_no_client_of_a_provider_retries_by_itself(
     resolved = Models().resolve(Policy(), name)
     assert resolved.model.client.max_retries == 0  # type: ignore[attr-defined]
     assert resolved.settings == {}
+
+
+# -- what the route is told -----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("error", "cools_ms"),
+    [
+        (ModelHTTPError(429, "m", headers={"retry-after": "3"}), 3_000),
+        (ModelRateLimitError("m", "x"), 400),
+        (ModelHTTPError(503, "m", headers={"retry-after": "3"}), 3_000),
+        (ModelHTTPError(503, "m"), None),
+        (ModelConnectionError("m", "x"), None),
+        (Silence(5), None),
+        (ModelHTTPError(400, "m", headers={"retry-after": "3"}), None),
+    ],
+)
+def test_a_limited_rate_or_an_asked_pause_concerns_the_whole_route(
+    error: Exception, cools_ms: int | None
+) -> None:
+    assert Patience(first_pause_ms=100).cool_ms(error, 3) == cools_ms
+
+
+def test_a_permit_is_held_around_each_try_and_never_around_a_tool(model: ModelServer) -> None:
+    held: list[bool] = []
+    run = FakeRun(a_child(model=MODEL))
+    run.tools = [a_tool(call=lambda _: held.append(any(one.is_held for one in run.permits)))]
+    replies = [Reply(status=429, retry_after="0"), Reply("", tools=[("echo", {})]), Reply("there")]
+    model.answer = lambda request: replies[request.number]
+    asyncio.run(play(AgentEngine(patience=QUICK), run))
+    assert held == [False]
+    assert [(one.route, one.told, one.is_held) for one in run.permits] == [
+        (MODEL, [0], False),
+        (MODEL, ["accepted"], False),
+        (MODEL, ["accepted"], False),
+    ]
+
+
+def test_a_child_whose_route_has_no_room_fails_with_the_reason(model: ModelServer) -> None:
+    class Full(FakeRun):
+        def permit(self, route: str) -> Any:
+            raise RouteBusy(waited_ms=500, why="as many calls as the bound allows go on")
+
+    run = Full(a_child(model=MODEL))
+    outcome = asyncio.run(play(AgentEngine(), run))
+    assert (outcome.cause, model.requests) == (Cause.ERROR, [])
+    assert outcome.detail == (
+        f"the model {MODEL} could not be called, no call was possible for 0.5 s: "
+        "as many calls as the bound allows go on"
+    )

@@ -26,7 +26,7 @@ from workers.engines.agent.ending import Ending, of_finish
 from workers.engines.agent.model import ResolvedModel
 from workers.engines.agent.patience import Patience, Silence
 from workers.engines.agent.tools import definition
-from workers.engines.base import ChildTool, Run
+from workers.engines.base import ChildTool, Permit, Run
 
 log = logging.getLogger(__name__)
 
@@ -65,7 +65,7 @@ class Asking:
     async def answer(self, messages: Sequence[ModelMessage]) -> ModelResponse:
         """The model's whole answer, tried again where its failure may pass.
 
-        Raises Fenced, BudgetExceeded, Silence, or what the model's failure is.
+        Raises Fenced, BudgetExceeded, RouteBusy, Silence, or what the model's failure is.
         """
         self._run.check_lease()
         await self._reserve(messages)
@@ -101,6 +101,21 @@ class Asking:
             await self._run.reserve(estimated_tokens(messages, self._parameters) + self._most_output)
 
     async def _try(self, messages: Sequence[ModelMessage]) -> ModelResponse:
+        if self._model.is_offline:
+            return await self._stream(messages)
+        self._run.activity("model: waits for its route")
+        async with self._run.permit(self._model.name) as permit:
+            self._run.check_lease()
+            self._run.activity("model")
+            try:
+                return await self._stream(messages, permit)
+            except Exception as error:
+                pause_ms = self._patience.cool_ms(error, self.tries)
+                if pause_ms is not None:
+                    await permit.cools(pause_ms)
+                raise
+
+    async def _stream(self, messages: Sequence[ModelMessage], permit: Permit | None = None) -> ModelResponse:
         self.usage = replace(self.usage, model_calls=self.usage.model_calls + 1)
         silence_s = self._patience.silence_ms / 1000
         clock = asyncio.get_running_loop().time
@@ -115,6 +130,9 @@ class Asking:
                 ) as stream,
             ):
                 self._streaming = stream
+                if permit is not None:
+                    await permit.accepted()
+                watch.reschedule(clock() + silence_s)
                 async for _ in stream:
                     watch.reschedule(clock() + silence_s)
                 return stream.get()

@@ -26,6 +26,7 @@ from pydantic_ai.messages import FinishReason
 
 from dsh_tasks.task import Cause, Status
 from workers.engines.agent.patience import Silence
+from workers.engines.base import RouteBusy
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,6 +111,8 @@ def of_error(error: Exception, model: str, *, tries: int = 1) -> Ending:
     if isinstance(error, Silence):
         detail = f"the model {model[:100]} gave no byte for {error.silence_ms / 1000:g} s{tried}"
         return Ending("error", Status.FAILED, Cause.STALLED, detail, "MODEL_STALLED")
+    if isinstance(error, RouteBusy):
+        return failed(f"the model {model[:100]} could not be called, {error}", "ROUTE_BUSY")
     status = error.status_code if isinstance(error, ModelHTTPError) else None
     words, code = next(
         ((words, code) for kind, words, code in _WORDS if isinstance(error, kind)),

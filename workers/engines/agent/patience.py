@@ -63,8 +63,7 @@ class Patience:
         """
         if tried >= self.tries or not is_passing(error):
             return None
-        doubled = self.first_pause_ms << min(tried - 1, MOST_DOUBLINGS)
-        own = min(doubled, self.longest_pause_ms) * (1 + chance()) / 2
+        own = self._doubled_ms(tried) * (1 + chance()) / 2
         asked = self.asked_ms(error)
         return int(own if asked is None else asked + own / 2)
 
@@ -72,6 +71,18 @@ class Patience:
         """The pause that the provider asked for, cut to the longest; None where it did not."""
         seconds: float | None = getattr(error, "retry_after", None)
         return None if seconds is None else int(min(seconds * 1000, self.longest_pause_ms))
+
+    def cool_ms(self, error: Exception, tried: int) -> int | None:
+        """How long the whole route should rest after this failure; None where it concerns this call alone."""
+        if not is_passing(error):
+            return None
+        asked = self.asked_ms(error)
+        if asked is not None or not isinstance(error, ModelRateLimitError):
+            return asked
+        return self._doubled_ms(tried)
+
+    def _doubled_ms(self, tried: int) -> int:
+        return min(self.first_pause_ms << min(tried - 1, MOST_DOUBLINGS), self.longest_pause_ms)
 
 
 def is_passing(error: Exception) -> bool:
