@@ -37,6 +37,10 @@ class Reply:
     reasoning: str = ""
     finish: str | None = None
     """Finish reason; else `tool_calls` or `stop`."""
+    usage: dict[str, Any] | None = None
+    """In the provider's words, in place of USAGE."""
+    model: str = "scripted"
+    """Name of the model that answers."""
     status: int | None = None
     """An HTTP error in place of an answer; its body holds SECRET."""
     retry_after: str = ""
@@ -256,9 +260,9 @@ class ModelServer:
             if place == 1 and reply.is_cut:
                 writer.transport.abort()
                 return False
-            _send(writer, _chunk(request, piece))
+            _send(writer, _chunk(request, piece, reply.model))
             await writer.drain()
-        _send(writer, {**_chunk(request, {}), "choices": [], "usage": USAGE})
+        _send(writer, {**_chunk(request, {}, reply.model), "choices": [], "usage": reply.usage or USAGE})
         writer.write(_framed(b"data: [DONE]\n\n") + b"0\r\n\r\n")
         await writer.drain()
         request.is_answered = True
@@ -289,12 +293,12 @@ def _deltas(reply: Reply) -> Iterator[dict[str, Any]]:
     yield {"delta": {}, "finish_reason": reply.finish or ("tool_calls" if reply.tools else "stop")}
 
 
-def _chunk(request: Request, choice: dict[str, Any]) -> dict[str, Any]:
+def _chunk(request: Request, choice: dict[str, Any], model: str) -> dict[str, Any]:
     return {
         "id": f"chatcmpl-{request.number}",
         "object": "chat.completion.chunk",
         "created": 1_700_000_000,
-        "model": "scripted",
+        "model": model,
         "choices": [{"index": 0, "finish_reason": None, **choice}],
     }
 

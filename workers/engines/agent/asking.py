@@ -8,9 +8,9 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Iterable, Sequence
-from dataclasses import replace
 
 from pydantic_ai.direct import model_request_stream
+from pydantic_ai.exceptions import ModelHTTPError
 from pydantic_ai.messages import (
     ModelMessage,
     ModelMessagesTypeAdapter,
@@ -19,13 +19,13 @@ from pydantic_ai.messages import (
 )
 from pydantic_ai.models import ModelRequestParameters, StreamedResponse
 from pydantic_ai.settings import ModelSettings
-from pydantic_ai.usage import RequestUsage
 
 from dsh_tasks.task import Usage
 from workers.engines.agent.ending import Ending, of_finish
 from workers.engines.agent.model import ResolvedModel
 from workers.engines.agent.patience import Patience, Silence
 from workers.engines.agent.tools import definition
+from workers.engines.agent.usage import ASKED, TURNED_AWAY, usage_of
 from workers.engines.base import ChildTool, Permit, Run
 
 log = logging.getLogger(__name__)
@@ -89,7 +89,7 @@ class Asking:
                 pause_ms,
             )
             await self._pause(pause_ms, messages)
-        self._count(response.usage)
+        self.usage += usage_of(response, self._model)
         # Counted and whole: a kill that comes before it is a row keeps its text.
         self._streaming, self._broken = None, text_of(response)
         # A call that fails keeps its reservation: what it cost is not known.
@@ -116,7 +116,7 @@ class Asking:
                 raise
 
     async def _stream(self, messages: Sequence[ModelMessage], permit: Permit | None = None) -> ModelResponse:
-        self.usage = replace(self.usage, model_calls=self.usage.model_calls + 1)
+        self.usage += ASKED
         silence_s = self._patience.silence_ms / 1000
         clock = asyncio.get_running_loop().time
         try:
@@ -136,6 +136,10 @@ class Asking:
                 async for _ in stream:
                     watch.reschedule(clock() + silence_s)
                 return stream.get()
+        except ModelHTTPError as error:
+            if not error.in_stream:
+                self.usage += TURNED_AWAY
+            raise
         except TimeoutError:
             if not watch.expired():
                 raise
@@ -170,15 +174,8 @@ class Asking:
         if self._streaming is None:
             return self._broken
         response, self._streaming = self._streaming.get(), None
-        self._count(response.usage)
+        self.usage += usage_of(response, self._model, is_whole=False)
         return text_of(response) or self._broken
-
-    def _count(self, used: RequestUsage) -> None:
-        self.usage = replace(
-            self.usage,
-            input_tokens=self.usage.input_tokens + used.input_tokens,
-            output_tokens=self.usage.output_tokens + used.output_tokens,
-        )
 
 
 def estimated_tokens(messages: Sequence[ModelMessage], parameters: ModelRequestParameters) -> int:

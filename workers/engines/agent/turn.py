@@ -23,7 +23,7 @@ from pydantic_ai.messages import (
 )
 
 from dsh_tasks.errors import DshTasksError
-from dsh_tasks.task import Outcome, Usage
+from dsh_tasks.task import Outcome
 from workers.engines.agent.asking import Asking
 from workers.engines.agent.ending import (
     ABORTED,
@@ -40,6 +40,7 @@ from workers.engines.agent.model import ResolvedModel
 from workers.engines.agent.patience import Patience
 from workers.engines.agent.structured import StructuredOutput
 from workers.engines.agent.tools import dispatch
+from workers.engines.agent.usage import row_usage, usage_of_rows
 from workers.engines.base import BudgetExceeded, ChildTool, Fenced, Run, StopReason, ToolAnswer
 from workers.engines.open_turn import OpenTurn, Row
 from workers.engines.transcript import Transcript, own_text
@@ -85,7 +86,7 @@ class Turn:
         self._transcript = transcript
         self._given = given
         self._messages: list[ModelMessage] = []
-        used = usage_of(transcript.rows)
+        used = usage_of_rows(transcript.rows, given.model)
         self._asking = Asking(run, given.model, given.tools.values(), given.max_tokens, given.patience, used)
         self._unwritten: list[Row] = []
         """Made, and written with the settlement."""
@@ -159,11 +160,7 @@ class Turn:
             response = replace(response, parts=parts)
         route = self._given.model.route
         blocks, state = answer_blocks(response, route.model)
-        usage = {
-            "inputTokens": response.usage.input_tokens,
-            "outputTokens": response.usage.output_tokens,
-            "totalTokens": response.usage.input_tokens + response.usage.output_tokens,
-        }
+        usage = row_usage(response.usage)
         self._unwritten = self._transcript.answer(blocks, route, usage=usage, replay_state=state)
         self._messages.append(response)
         self._asking.taken()
@@ -267,16 +264,6 @@ class Turn:
         if not text:
             return []
         return self._transcript.answer([{"type": "text", "text": text}], self._given.model.route)
-
-
-def usage_of(rows: Sequence[Row]) -> Usage:
-    """What earlier attempts' answers took, as their rows say."""
-    used = [row["data"].get("usage") or {} for row in rows if row["type"] == "assistant/message"]
-    return Usage(
-        input_tokens=sum(one.get("inputTokens", 0) for one in used),
-        output_tokens=sum(one.get("outputTokens", 0) for one in used),
-        model_calls=len(used),
-    )
 
 
 def calls_of(response: ModelResponse) -> list[Call]:
