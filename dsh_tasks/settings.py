@@ -92,6 +92,18 @@ class Settings(BaseSettings):
     """Engine of a child whose start names none."""
     model: str | None = None
     """Model of the agent engine, in pydantic-ai's words (`deepseek:deepseek-chat`), or `offline`."""
+    model_tries: int = Field(8, ge=1, le=100)
+    """How often a model call is tried where its failure may pass (429, 5xx, a broken connection, silence)."""
+    model_first_pause_ms: int = Field(1_000, ge=1, le=600_000)
+    """Pause before a model call is tried the second time; doubles with each try, half of it jittered."""
+    model_longest_pause_ms: int = Field(120_000, ge=1, le=3_600_000)
+    """Cap on the pause before a model call is tried again; a provider's Retry-After is cut to it."""
+    model_silence_ms: int = Field(300_000, ge=50, le=600_000)
+    """How long a model call may give no byte; it is tried again, then its child fails with `stalled`."""
+    route_calls: int = Field(0, ge=0, le=1_000_000)
+    """Model calls of one route (provider and model) at once over all workers; 0 is no bound."""
+    route_wait_ms: int = Field(3_600_000, ge=100)
+    """How long a model call may wait for room on its route or the end of a pause before its child fails."""
     concurrency: int = Field(100, ge=1, le=100_000)
     """Celery slots of one worker process."""
     inline_children: int = Field(100, ge=0, le=100_000)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
+from decimal import Decimal
 from enum import StrEnum
 from typing import Any
 
@@ -63,11 +64,45 @@ DETAIL_MAX_BYTES = 4096
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """Tokens and model calls, summed over the attempts."""
+    """Tokens, model calls and their cost, summed over the attempts."""
 
     input_tokens: int = 0
+    """Those that a provider's cache gave or took included."""
     output_tokens: int = 0
+    """Reasoning included."""
     model_calls: int = 0
+    """Every try."""
+    cache_read_tokens: int = 0
+    cache_write_tokens: int = 0
+    reasoning_tokens: int = 0
+    cost_nanousd: int = 0
+    """What is known of the cost, in 10^-9 US dollars."""
+    priced_calls: int = 0
+    """Model calls whose whole cost is known; what is not known is never taken for nothing."""
+
+    def __add__(self, other: Usage) -> Usage:
+        return Usage(*(getattr(self, name) + getattr(other, name) for name in USAGE_FIELDS))
+
+    @property
+    def total_tokens(self) -> int:
+        """Input and output."""
+        return self.input_tokens + self.output_tokens
+
+    @property
+    def unpriced_calls(self) -> int:
+        """Model calls whose cost nobody knows."""
+        return max(0, self.model_calls - self.priced_calls)
+
+    @property
+    def cost_usd(self) -> Decimal | None:
+        """US dollars; None where nothing is known, a lower bound where there are `unpriced_calls`."""
+        if not self.priced_calls and not self.cost_nanousd:
+            return None
+        return Decimal(self.cost_nanousd).scaleb(-9)
+
+
+USAGE_FIELDS: tuple[str, ...] = tuple(field.name for field in fields(Usage))
+"""The counters of a record and of a tree, in the order of `settle`."""
 
 
 @dataclass(frozen=True, slots=True)

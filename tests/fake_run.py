@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Mapping, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -48,6 +49,21 @@ def a_child(
 
 
 @dataclass
+class FakePermit:
+    """What a call told about its route."""
+
+    route: str
+    told: list[Any] = field(default_factory=list)
+    is_held: bool = True
+
+    async def accepted(self) -> None:
+        self.told.append("accepted")
+
+    async def cools(self, pause_ms: int) -> None:
+        self.told.append(pause_ms)
+
+
+@dataclass
 class FakeRun:
     """Every append goes through JSON and is checked to be contiguous."""
 
@@ -57,6 +73,7 @@ class FakeRun:
     rows: list[dict[str, Any]] = field(default_factory=list)
     appends: list[list[str]] = field(default_factory=list)
     activities: list[str] = field(default_factory=list)
+    permits: list[FakePermit] = field(default_factory=list)
     lease_is_past: bool = False
     refuses: bool = False
     on_append: Callable[[list[str]], None] = lambda kinds: None
@@ -95,6 +112,15 @@ class FakeRun:
 
     async def correct(self, tokens: int) -> None:
         """Likewise."""
+
+    @asynccontextmanager
+    async def permit(self, route: str) -> AsyncIterator[FakePermit]:
+        permit = FakePermit(route)
+        self.permits.append(permit)
+        try:
+            yield permit
+        finally:
+            permit.is_held = False
 
     def check_lease(self) -> None:
         if self.lease_is_past:

@@ -37,8 +37,16 @@ class Reply:
     reasoning: str = ""
     finish: str | None = None
     """Finish reason; else `tool_calls` or `stop`."""
+    usage: dict[str, Any] | None = None
+    """In the provider's words, in place of USAGE."""
+    model: str = "scripted"
+    """Name of the model that answers."""
     status: int | None = None
     """An HTTP error in place of an answer; its body holds SECRET."""
+    retry_after: str = ""
+    """The header of that name beside `status`."""
+    hangs_up: bool = False
+    """The connection ends before a byte of an answer."""
     is_cut: bool = False
     """The connection breaks after the first piece."""
     blocks: bool = False
@@ -57,11 +65,15 @@ class Request:
     number: int
     body: dict[str, Any]
     headers: dict[str, str]
+    asked_s: float = 0.0
+    """When it came, by time.monotonic, which all processes of a machine share."""
+    began_s: float | None = None
+    """When the first byte of an answer went out, likewise."""
     is_answered: bool = False
     has_hung_up: bool = False
     """The client closed the connection before the answer was complete."""
     hung_up_s: float | None = None
-    """When that was seen, by time.monotonic, which all processes of a machine share."""
+    """When that was seen, likewise."""
 
     @property
     def messages(self) -> list[dict[str, Any]]:
@@ -190,7 +202,7 @@ class ModelServer:
             if name
         )
         body = json.loads(await reader.readexactly(int(headers.get("content-length", 0))))
-        request = Request(len(self.requests), body, headers)
+        request = Request(len(self.requests), body, headers, time.monotonic())
         self.requests.append(request)
         self.active += 1
         self.peak = max(self.peak, self.active)
@@ -210,9 +222,13 @@ class ModelServer:
         if reply.is_silent:
             request.has_hung_up = not await reader.read(1)
             return False
+        request.began_s = time.monotonic()
         if reply.status is not None:
             request.is_answered = True
-            return await _error(writer, reply.status, SECRET)
+            return await _error(writer, reply.status, SECRET, retry_after=reply.retry_after)
+        if reply.hangs_up:
+            writer.transport.abort()
+            return False
         writer.write(
             b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n"
         )
@@ -244,9 +260,9 @@ class ModelServer:
             if place == 1 and reply.is_cut:
                 writer.transport.abort()
                 return False
-            _send(writer, _chunk(request, piece))
+            _send(writer, _chunk(request, piece, reply.model))
             await writer.drain()
-        _send(writer, {**_chunk(request, {}), "choices": [], "usage": USAGE})
+        _send(writer, {**_chunk(request, {}, reply.model), "choices": [], "usage": reply.usage or USAGE})
         writer.write(_framed(b"data: [DONE]\n\n") + b"0\r\n\r\n")
         await writer.drain()
         request.is_answered = True
@@ -277,12 +293,12 @@ def _deltas(reply: Reply) -> Iterator[dict[str, Any]]:
     yield {"delta": {}, "finish_reason": reply.finish or ("tool_calls" if reply.tools else "stop")}
 
 
-def _chunk(request: Request, choice: dict[str, Any]) -> dict[str, Any]:
+def _chunk(request: Request, choice: dict[str, Any], model: str) -> dict[str, Any]:
     return {
         "id": f"chatcmpl-{request.number}",
         "object": "chat.completion.chunk",
         "created": 1_700_000_000,
-        "model": "scripted",
+        "model": model,
         "choices": [{"index": 0, "finish_reason": None, **choice}],
     }
 
@@ -295,9 +311,10 @@ def _framed(data: bytes) -> bytes:
     return f"{len(data):x}\r\n".encode() + data + b"\r\n"
 
 
-async def _error(writer: asyncio.StreamWriter, status: int, message: str) -> bool:
+async def _error(writer: asyncio.StreamWriter, status: int, message: str, *, retry_after: str = "") -> bool:
     body = json.dumps({"error": {"message": message, "type": "scripted"}}).encode()
-    head = f"HTTP/1.1 {status} Error\r\ncontent-type: application/json\r\ncontent-length: {len(body)}\r\n\r\n"
+    head = f"HTTP/1.1 {status} Error\r\ncontent-type: application/json\r\ncontent-length: {len(body)}\r\n"
+    head += f"retry-after: {retry_after}\r\n\r\n" if retry_after else "\r\n"
     writer.write(head.encode() + body)
     await writer.drain()
     return True

@@ -26,6 +26,7 @@ from dsh_tasks.webhook import Endpoint
 from workers import tasks
 from workers.delegation import Delegation
 from workers.engines.agent.engine import AgentEngine
+from workers.engines.agent.patience import Patience
 from workers.engines.base import Engine
 from workers.engines.scripted import NoopEngine, ScriptedEngine
 from workers.heartbeat import Heartbeat
@@ -68,7 +69,7 @@ class Host:
         self.publisher = Publisher(self._publishing, timeout_ms=timeout_ms)
         self.runner = Runner(
             store,
-            engines if engines is not None else build_engines(config),
+            engines if engines is not None else build_engines(config, settings),
             worker=worker_name(),
             model=settings.model,
         )
@@ -151,10 +152,16 @@ class Host:
                 await self.runner.store.mark_published(task.id)
 
 
-def build_engines(config: Config) -> dict[str, Engine]:
+def build_engines(config: Config, settings: Settings) -> dict[str, Engine]:
     """The engines that a worker has."""
+    patience = Patience(
+        tries=settings.model_tries,
+        first_pause_ms=settings.model_first_pause_ms,
+        longest_pause_ms=settings.model_longest_pause_ms,
+        silence_ms=settings.model_silence_ms,
+    )
     return {
-        "agent": AgentEngine(tools=config.agent.tools),
+        "agent": AgentEngine(tools=config.agent.tools, patience=patience),
         "noop": NoopEngine(),
         "scripted": ScriptedEngine(),
     }

@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import json
 import time
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from itertools import chain, repeat
 from typing import Any, TypeVar
@@ -15,8 +16,9 @@ from dsh_tasks.session import Event, Session
 from dsh_tasks.store import BudgetSpent, Fence, FencedOff, Store
 from dsh_tasks.task import Outcome, Status
 from workers.clock import elapsed_s
-from workers.engines.base import BudgetExceeded, Child, ChildTool, Fenced, StopReason
+from workers.engines.base import BudgetExceeded, Child, ChildTool, Fenced, Permit, StopReason
 from workers.engines.transcript import ATTEMPT_BORDER
+from workers.routes import Routes
 
 PAUSES_S = (0.1, 0.2, 0.5, 1.0, 2.0)
 """Before a silent server is asked again; the last for ever."""
@@ -39,6 +41,8 @@ class Attempt:
     fence: Fence
     lease_until_s: float
     """By the local clock (workers.clock)."""
+    routes: Routes | None = None
+    """Those of this process; None only where no model is asked."""
     rows: list[Event] = field(default_factory=list)
     """The child's own rows so far, those of earlier attempts included."""
     tools: Sequence[ChildTool] = ()
@@ -153,6 +157,13 @@ class Attempt:
         )
         if isinstance(answer, FencedOff):
             self._refused(answer)
+
+    @asynccontextmanager
+    async def permit(self, route: str) -> AsyncIterator[Permit]:
+        """See Run."""
+        assert self.routes is not None
+        async with self.routes.permit(route, self.insisting) as permit:
+            yield permit
 
     def activity(self, words: str) -> None:
         """What the child does now; lists show it from the next heartbeat or row on."""

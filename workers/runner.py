@@ -13,12 +13,13 @@ from enum import StrEnum
 
 from dsh_tasks.errors import DshTasksError, StoreUnavailable
 from dsh_tasks.session import Event
-from dsh_tasks.store import Claimed, Fence, FencedOff, NotClaimed, Record, Settled, Store
+from dsh_tasks.store import Claimed, Fence, FencedOff, NotClaimed, Permits, Record, Settled, Store
 from dsh_tasks.submission import Policy
 from dsh_tasks.task import Cause, Outcome, Status
 from workers.attempt import Attempt, decode_row, encode_row
 from workers.clock import elapsed_s
 from workers.engines.base import Child, ChildTool, Engine, Fenced, StopReason
+from workers.routes import Routes
 from workers.seed_cache import SeedCache
 
 log = logging.getLogger(__name__)
@@ -74,6 +75,11 @@ class Runner:
         self._model = model
         self._tools_for: ToolsFor = lambda _attempt: ()
         self._dispose: Dispose = _nothing_to_dispose
+        self._routes = Routes(
+            Permits(store.link, store.settings),
+            lease_ms=store.settings.lease_ms,
+            wait_ms=store.settings.route_wait_ms,
+        )
         self._seeds = SeedCache(store.settings.seed_cache_bytes)
         self._inline: dict[asyncio.Task[str], str] = {}
         self.waiting = 0
@@ -132,6 +138,7 @@ class Runner:
             root=claimed.record.task.root,
             fence=Fence(claimed.attempt, token),
             lease_until_s=asked_s + self.store.settings.lease_ms / 1000,
+            routes=self._routes,
         )
         self.active[task_id] = attempt
         self._seeds_in_use.add(claimed.record)

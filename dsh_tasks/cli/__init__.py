@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 import typer
 
-from dsh_tasks.cli import audit, border, demo, doctor, log, seed, serve, start, tasks, up, version
+from dsh_tasks.cli import audit, border, demo, doctor, log, seed, serve, start, tasks, up, usage, version
 
 app = typer.Typer(
     name="dsh-tasks",
@@ -28,6 +28,7 @@ COMMANDS: dict[str, Callable[..., object]] = {
     "list": tasks.list_tasks,
     "kill": tasks.kill,
     "notices": tasks.notices,
+    "usage": usage.usage,
     "prune": tasks.prune,
     "doctor": doctor.doctor,
     "audit": audit.audit,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
+from decimal import Decimal
 from typing import Any
 
 from rich.console import Console
@@ -13,7 +14,7 @@ from rich.text import Text
 
 from dsh_tasks.notice import Notice
 from dsh_tasks.store import KillReceipt
-from dsh_tasks.task import Status, Task
+from dsh_tasks.task import Status, Task, Usage
 from dsh_tasks.tools.tasks import age_of
 
 COLOURS = {
@@ -55,6 +56,32 @@ def activity_words(task: Task) -> str:
     return f"{task.activity}, {ago}" if task.activity and not task.is_terminal else ago
 
 
+def usage_words(usage: Usage) -> str:
+    """What was used and paid, for a person: `1,200 tokens, $0.0042`; nothing where no model was asked."""
+    if not usage.model_calls:
+        return ""
+    return f"{usage.total_tokens:,} tokens, {cost_words(usage)}"
+
+
+def cost_words(usage: Usage) -> str:
+    """The cost in words; what is not known is said."""
+    cost = usage.cost_usd
+    if cost is None:
+        return "cost unknown"
+    least = "at least " if usage.unpriced_calls else ""
+    return f"{least}${cost:.4f}" if cost == 0 or cost >= Decimal("0.0001") else f"{least}under $0.0001"
+
+
+def usage_value(usage: Usage) -> dict[str, Any]:
+    """What was used, as JSON: the cost in US dollars, null where nothing of it is known."""
+    cost = usage.cost_usd
+    return {
+        **asdict(usage),
+        "cost_usd": None if cost is None else float(cost),
+        "unpriced_calls": usage.unpriced_calls,
+    }
+
+
 def label_of(task: Task) -> str:
     """The label on one line."""
     return " ".join(task.label.split()) or "(no label)"
@@ -64,7 +91,8 @@ def plain_row(level: int, task: Task) -> str:
     """A task as one line without control characters."""
     return (
         f"{'  ' * level}{task.id} [{task.provider}] {status_words(task)} — {label_of(task)} "
-        f"(depth {task.depth}, {age_of(task.age_ms)}, last activity {activity_words(task)})"
+        f"(depth {task.depth}, {age_of(task.age_ms)}, last activity {activity_words(task)}"
+        f"{', ' if task.usage.model_calls else ''}{usage_words(task.usage)})"
     )
 
 
@@ -73,7 +101,7 @@ def table(tasks: Sequence[Task], *, shorten: bool, flat: bool = False) -> Table:
     made = Table(box=None, pad_edge=False, header_style="bold")
     made.add_column("id", no_wrap=True, overflow="fold")
     made.add_column("label", overflow="ellipsis", no_wrap=True, ratio=1)
-    for name in ("provider", "depth", "status", "age", "last activity"):
+    for name in ("provider", "depth", "status", "age", "used", "last activity"):
         made.add_column(name, no_wrap=True)
     for level, task in levels(tasks):
         shown = f"{task.id[:SHORT_ID]}…" if shorten else task.id
@@ -85,6 +113,7 @@ def table(tasks: Sequence[Task], *, shorten: bool, flat: bool = False) -> Table:
             str(task.depth),
             Text(status_words(task), style=COLOURS[task.status]),
             age_of(task.age_ms),
+            usage_words(task.usage),
             Text(activity_words(task), style="dim"),
         )
     return made
@@ -106,7 +135,7 @@ def task_value(task: Task) -> dict[str, Any]:
     fields.pop("now_ms")
     return {
         **fields,
-        "usage": asdict(task.usage),
+        "usage": usage_value(task.usage),
         "age_ms": task.age_ms,
         "lease_lost": task.lease_lost,
         "is_terminal": task.is_terminal,

@@ -187,7 +187,7 @@ def list_tasks(
 ) -> int:
     """List tasks as a tree.
 
-    Each with id, provider, status, label, depth, age and last activity.
+    Each with id, provider, status, label, depth, age, what it used and last activity.
     """
     if owner is not None and everyone:
         raise typer.BadParameter("--owner and --all exclude each other")

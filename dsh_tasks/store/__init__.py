@@ -19,6 +19,7 @@ from dsh_tasks.store.connection import Link, connect, connect_sync, masked
 from dsh_tasks.store.inbox import Inbox
 from dsh_tasks.store.keys import Keys
 from dsh_tasks.store.outbox import Gone, Outbox, OutboxState
+from dsh_tasks.store.permits import Granted, Permits, Waits
 from dsh_tasks.store.store import Store
 from dsh_tasks.store.wakeups import Wakeups
 
@@ -30,6 +31,7 @@ __all__ = [
     "Fence",
     "FencedOff",
     "Gone",
+    "Granted",
     "Inbox",
     "Keys",
     "KillReceipt",
@@ -39,10 +41,12 @@ __all__ = [
     "Outbox",
     "OutboxState",
     "OutputPage",
+    "Permits",
     "Record",
     "Settled",
     "Store",
     "Verdict",
+    "Waits",
     "Wakeups",
     "connect",
     "connect_sync",

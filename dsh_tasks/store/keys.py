@@ -13,6 +13,8 @@
     seed:<digest>      hash    manifest and references; expires while nothing refers to it
     chunk:<digest>     hash    one turn of a seed (zstd) and references; expires likewise
     answer:<token>     string  what a kill answered, for a lost reply; expires after a minute
+    route:<digest>     hash    the cool-down of a model route, and its probe; expires
+    permits:<digest>   zset    calls of a model route that go on: token -> end of its lease; expires
     killing:<id>       list    what a kill of a very large subtree has yet to walk; goes with it
     leases stops due deadlines endings     zsets that hint the reaper: id -> ms
     kills              zset    tops of kills that go on in steps: what stands below is as good as dead
@@ -87,6 +89,14 @@ class Keys:
     def answer(self, token: str) -> str:
         """A kill's answer."""
         return f"{self.prefix}answer:{token}"
+
+    def route(self, digest: str) -> str:
+        """The cool-down of a model route."""
+        return f"{self.prefix}route:{digest}"
+
+    def permits(self, digest: str) -> str:
+        """Calls of a model route that go on."""
+        return f"{self.prefix}permits:{digest}"
 
     def ended(self, task_id: str) -> str:
         """Channel that wakes whoever waits for this end."""

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 
 from dsh_tasks.errors import LimitReached
 from dsh_tasks.store.answers import DueTask, Record
-from dsh_tasks.task import Cause, Status, Task, Usage
+from dsh_tasks.task import USAGE_FIELDS, Cause, Status, Task, Usage
 
 LISTED = [
     "id",
@@ -35,9 +35,7 @@ LISTED = [
     "seed_bytes",
     "output_bytes",
     "partial",
-    "input_tokens",
-    "output_tokens",
-    "model_calls",
+    *USAGE_FIELDS,
 ]
 
 
@@ -101,7 +99,7 @@ def task_of(raw: Mapping[str, bytes], *, now_ms: int) -> Task:
         output_bytes=number("output_bytes"),
         partial=text("partial") == "1",
         has_output=number("output_bytes") > 0,
-        usage=Usage(number("input_tokens"), number("output_tokens"), number("model_calls")),
+        usage=Usage(*map(number, USAGE_FIELDS)),
         now_ms=now_ms,
     )
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Iterable, Sequence
+from dataclasses import astuple
 from typing import Any
 
 from dsh_tasks.errors import DshTasksError, OwnerNotRunning, StoreUnavailable, TaskNotFound
@@ -29,7 +30,7 @@ from dsh_tasks.store.connection import Link
 from dsh_tasks.store.keys import Keys
 from dsh_tasks.store.packed import packed, unpacked
 from dsh_tasks.store.records import LISTED, due_tasks, limit_reached, record_of, task_of
-from dsh_tasks.task import Outcome, Status, Task, Usage, cut_detail, cut_text
+from dsh_tasks.task import USAGE_FIELDS, Outcome, Status, Task, Usage, cut_detail, cut_text
 
 PUBLISH_WITHIN_MS = 2_000
 """A message not published by then is published by a reaper."""
@@ -239,9 +240,7 @@ class Store:
                 len(output),
                 "1" if outcome.partial or cut else "0",
                 json.dumps(outcome.structured) if outcome.has_structured else "",
-                outcome.usage.input_tokens,
-                outcome.usage.output_tokens,
-                outcome.usage.model_calls,
+                *astuple(outcome.usage),
                 first,
                 *(await packed(rows)),
             ],
@@ -393,9 +392,7 @@ class Store:
 
     async def usage(self, root: str) -> Usage:
         """What a whole tree has used, lost children left out whose attempt could not say."""
-        raw = await self.link.command(
-            "HMGET", self.keys.tree(root), "input_tokens", "output_tokens", "model_calls"
-        )
+        raw = await self.link.command("HMGET", self.keys.tree(root), *USAGE_FIELDS)
         return Usage(*(int(value or 0) for value in raw))
 
     async def stats(self) -> dict[str, int]:

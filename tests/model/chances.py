@@ -9,6 +9,7 @@ from typing import Any
 from hypothesis import strategies as st
 from hypothesis.stateful import precondition
 
+from dsh_tasks.task import USAGE_FIELDS
 from tests.model.calls import SEEDS
 from tests.model.values import TERMINAL, Ending, Times
 
@@ -38,7 +39,7 @@ endings = st.builds(
     output=texts,
     structured=st.sampled_from(({"a": 1}, None, [])),
     has_structured=st.booleans(),
-    usage=st.tuples(number, number, number),
+    usage=st.tuples(*[number] * len(USAGE_FIELDS)),
 ).map(lambda said: said if said.status != "completed" else replace(said, cause=""))
 
 

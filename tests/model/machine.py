@@ -9,7 +9,18 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Sequence
 
-from tests.model.values import Answer, Ending, Proof, Stop, Submission, Task, Times, plus
+from tests.model.values import (
+    NOTHING_USED,
+    Answer,
+    Ending,
+    Proof,
+    Stop,
+    Submission,
+    Task,
+    Times,
+    Used,
+    plus,
+)
 
 
 class Machine:
@@ -29,9 +40,9 @@ class Machine:
         self.receipts: dict[str, tuple[Answer, int]] = {}
         """Token of a kill to its answer and until when it is repeated."""
         self.due: dict[str, int] = {}
-        self.spent: dict[str, tuple[int, int, int]] = defaultdict(lambda: (0, 0, 0))
+        self.spent: dict[str, Used] = defaultdict(lambda: NOTHING_USED)
         """Root to usage."""
-        self.pruned: dict[str, tuple[int, int, int]] = defaultdict(lambda: (0, 0, 0))
+        self.pruned: dict[str, Used] = defaultdict(lambda: NOTHING_USED)
         """The part of it that no record has any more."""
         self.committed: dict[str, int] = defaultdict(int)
         """Root to tokens that are reserved or spent."""

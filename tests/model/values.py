@@ -5,6 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
+from dsh_tasks.task import USAGE_FIELDS
+
+Used = tuple[int, ...]
+"""A number for each of USAGE_FIELDS."""
+NOTHING_USED: Used = (0,) * len(USAGE_FIELDS)
+
 TERMINAL = ("completed", "failed", "killed")
 
 Answer = tuple[Any, ...]
@@ -70,7 +76,7 @@ class Ending:
     output: str = ""
     structured: Any = None
     has_structured: bool = False
-    usage: tuple[int, int, int] = (0, 0, 0)
+    usage: Used = NOTHING_USED
 
     @property
     def partial(self) -> bool:
@@ -118,7 +124,7 @@ class Task:
     partial: bool = False
     structured: Any = None
     has_structured: bool = False
-    usage: tuple[int, int, int] = (0, 0, 0)
+    usage: Used = NOTHING_USED
     notice: str = ""
     """'', `pending` or `acked`."""
     deadline: int | None = None
@@ -158,5 +164,5 @@ class Task:
         return self.token is not None and (self.attempt, self.token) == (proof.attempt, proof.token)
 
 
-def plus(one: tuple[int, int, int], two: tuple[int, int, int]) -> tuple[int, int, int]:
-    return one[0] + two[0], one[1] + two[1], one[2] + two[2]
+def plus(one: Used, two: Used) -> Used:
+    return tuple(a + b for a, b in zip(one, two, strict=True))

@@ -7,13 +7,12 @@ from dataclasses import asdict
 from typing import Any
 
 from dsh_tasks.store import Keys, Link
+from dsh_tasks.task import USAGE_FIELDS as USED
 from tests.model.calls import Calls, seed_named
 from tests.model.machine import Machine
-from tests.model.values import Task
+from tests.model.values import NOTHING_USED, Task
 
 View = dict[str, Any]
-
-USED = ("input_tokens", "output_tokens", "model_calls")
 
 
 # -- public records -----------------------------------------------------------------------------------
@@ -116,8 +115,8 @@ def kept(machine: Machine, sessions: list[str]) -> View:
             root: {
                 "live": sum(not task.is_terminal for task in tree),
                 "total": len(tree),
-                "usage": machine.spent.get(root, (0, 0, 0)),
-                "pruned": machine.pruned.get(root, (0, 0, 0)),
+                "usage": machine.spent.get(root, NOTHING_USED),
+                "pruned": machine.pruned.get(root, NOTHING_USED),
                 "committed": machine.committed.get(root, 0),
             }
             for root in {task.root for task in machine.tasks.values()}

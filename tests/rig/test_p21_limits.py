@@ -1,11 +1,9 @@
-"""P21. Breadth, slots, budgets (opencode#38960, claude-code#68110, codex#18335, pawwork#1348, producer-pal#1021).
-
-The provider that answers 429 waits for its issue (the cool-down of a route).
-"""
+"""P21. Breadth, slots, budgets, 429 (opencode#38960, claude-code#68110, codex#18335, pawwork#1348)."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import pairwise
 
 import pytest
 
@@ -180,3 +178,82 @@ def test_usage_of_failed_and_killed_children_counts_for_the_tree(
     tasks = client.list_tasks()
     assert client.usage(owner).model_calls == sum(task.usage.model_calls for task in tasks) >= 5
     assert client.usage(owner).input_tokens == sum(task.usage.input_tokens for task in tasks)
+
+
+REST_S = 2.0
+
+
+def limited(times: int) -> Callable[[Request], Reply]:
+    """A provider that turns the first calls away and asks for a pause."""
+
+    def answer(request: Request) -> Reply:
+        if request.number < times:
+            return Reply(status=429, retry_after=f"{REST_S:g}")
+        return Reply("through", seconds=0.3)
+
+    return answer
+
+
+def test_six_children_of_two_workers_rest_together_and_send_one_probe(capped: Capped, owner: str) -> None:
+    rig, client = capped(live_per_owner=10)
+    with ModelServer(limited(5)) as model:
+        for _ in range(2):
+            rig.worker(concurrency=3, **model.environment)
+        runs = [client.start("spawn", prompt=f"child {n}") for n in range(6)]
+        ended = [run.result().task for run in runs]
+        assert [task.status for task in ended] == [Status.COMPLETED] * 6
+        assert model.faults == []
+        calls = model.requests
+    assert len(calls) == sum(task.usage.model_calls for task in ended) == 11
+    # What was on its way when the first call was turned away is one burst; then there is a rest.
+    probes = [later for one, later in pairwise(calls) if later.asked_s - one.asked_s > REST_S * 0.9]
+    assert probes, "the route rested"
+    for probe in probes:
+        for other in calls[probe.number + 1 :]:
+            assert other.asked_s > probe.began_s, "nobody asks before the probe has its answer"
+    for probe, after in pairwise(probes):
+        assert after.number == probe.number + 1, "a probe that is turned away is alone"
+    restarts = [one.asked_s for one in calls[probes[-1].number + 1 :]]
+    assert len(restarts) >= 4
+    assert max(restarts) - min(restarts) > 0.05, "those that waited do not come back at once"
+
+
+def test_a_ceiling_of_a_route_holds_over_two_workers_and_over_the_death_of_one(
+    capped: Capped, owner: str
+) -> None:
+    rig, client = capped(live_per_owner=20, route_calls=2, lease_ms=900, grace_ms=100)
+    with ModelServer(lambda request: Reply("hello" * 2, seconds=0.4)) as model:
+        first = rig.worker(concurrency=6, **model.environment)
+        rig.worker(concurrency=12, **model.environment)
+        runs = [client.start("spawn", prompt=f"child {n}") for n in range(10)]
+        wait_until(lambda: len(model.requests) >= 2, "calls go on")
+        first.kill()
+        ended = [run.result().task for run in runs]
+        assert [task.status for task in ended] == [Status.COMPLETED] * 10
+        assert model.peak == 2
+        assert model.faults == []
+
+
+def test_a_child_that_waits_for_its_route_is_killed_at_once(capped: Capped, owner: str) -> None:
+    rig, client = capped(live_per_owner=10, route_calls=1)
+    with ModelServer(lambda request: Reply("hello" * 2, blocks=True)) as model:
+        rig.worker(**model.environment)
+        runs = [client.start("spawn", prompt=f"child {n}") for n in range(2)]
+        wait_until(lambda: model.active == 1, "one of them has the route")
+        wait_until(
+            lambda: (
+                sorted(task.activity for task in client.list_tasks())
+                == ["model", "model: waits for its route"]
+            ),
+            "the other waits, and lists say so",
+        )
+        (waiting,) = (task for task in client.list_tasks() if task.activity != "model")
+        client.kill(waiting.id)
+        (run,) = (run for run in runs if run.id == waiting.id)
+        task = run.result().task
+        assert (task.status, len(model.requests)) == (Status.KILLED, 1)
+        assert task.ended_ms is not None
+        assert task.usage.model_calls == 0
+        model.release()
+        (other,) = (run for run in runs if run.id != waiting.id)
+        assert other.result().task.status is Status.COMPLETED

@@ -17,7 +17,7 @@ from dsh_tasks import seed
 from dsh_tasks.client import AsyncClient
 from dsh_tasks.errors import OptionRefused
 from dsh_tasks.settings import Settings
-from dsh_tasks.store import Fence, Inbox, NewTask, Store
+from dsh_tasks.store import Fence, Granted, Inbox, NewTask, Permits, Store
 from dsh_tasks.store import audit as audits
 from dsh_tasks.store import seeds as seed_store
 from dsh_tasks.store.audit import AuditReport, audit, census
@@ -103,6 +103,10 @@ class World:
         await self.do("ZADD", k.hooks, 1, failed.id)
         await self.do("PEXPIRE", k.hooks, 600_000)
         await self.do("HSET", k.hookstats, "sent", 1)
+        permits = Permits(store.link, store.settings)
+        await permits.cools("a:model", "resting", 1)
+        while await permits.ask("a:model", "probe") != Granted(is_probe=True, is_leased=True):
+            pass
         await store.claim("subagent-unknown", "t", "w")
         loose = seed.cut(a_log(4))
         await seed_store.upload(store.link, k, loose, {""}, seed_store.Held(), expiry_ms=60_000)
@@ -164,6 +168,8 @@ def test_a_world_of_every_kind_and_status_is_clean(settings: Settings) -> None:
 BY_ITSELF = {
     "speaker",
     "answer",
+    "permits",
+    "route",
     "celery",
     "holds",
     "kills",

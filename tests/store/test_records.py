@@ -34,7 +34,7 @@ from dsh_tasks.store import (
     connect,
 )
 from dsh_tasks.store.packed import MAGIC
-from dsh_tasks.task import ALLOWED, Cause, Outcome, Status, Usage
+from dsh_tasks.task import ALLOWED, USAGE_FIELDS, Cause, Outcome, Status, Usage
 
 Scenario = Callable[[Store], Awaitable[None]]
 
@@ -88,8 +88,11 @@ async def status_of(store: Store, task_id: str) -> Status:
     return (await store.read(task_id, caller="")).record.task.status
 
 
+USED = Usage(*range(3, 3 + len(USAGE_FIELDS)))
+
+
 def done(text: str = "the answer") -> Outcome:
-    return Outcome(Status.COMPLETED, output=text, usage=Usage(3, 2, 1))
+    return Outcome(Status.COMPLETED, output=text, usage=USED)
 
 
 async def settle(
@@ -197,11 +200,12 @@ def test_settling_is_one_step_and_repeats_its_answer(settings: Settings) -> None
         page = await store.read(new.id, caller="", length=100)
         assert page.page.decode() == "grüße"
         task = page.record.task
-        assert (task.status, task.usage) == (Status.COMPLETED, Usage(3, 2, 1))
+        assert (task.status, task.usage) == (Status.COMPLETED, USED)
         assert await store.link.command("SCARD", store.keys.live("s-1")) == 0
         notices = await Inbox(store.link, settings, "s-1").take()
         assert [(n.task_id, n.status) for n in notices] == [(new.id, Status.COMPLETED)]
-        assert await store.link.command("HGET", store.keys.tree("s-1"), "output_tokens") == b"2"
+        assert await store.link.command("HGET", store.keys.tree("s-1"), "output_tokens") == b"4"
+        assert await store.usage("s-1") == USED
 
     on_store(settings, scenario)
 
@@ -605,5 +609,20 @@ def test_the_scripts_make_only_the_changes_that_the_table_allows(
                 await reap(store, new.id, losses=1 if change == "lose it for good" else 9)
         after = await status_of(store, new.id)
         assert after is start or after in ALLOWED[start]
+
+    on_store(settings, scenario)
+
+
+def test_a_record_and_a_tree_of_an_earlier_release_say_that_they_know_no_cost(settings: Settings) -> None:
+    async def scenario(store: Store) -> None:
+        new = a_task()
+        fence = await running(store, new)
+        await settle(store, new, fence, done())
+        later = USAGE_FIELDS[3:]
+        for key in (store.keys.task(new.id), store.keys.tree("s-1")):
+            await store.link.command("HDEL", key, *later)
+        task = (await store.read(new.id, caller="")).record.task
+        assert task.usage == Usage(*range(3, 6))
+        assert (task.usage.cost_usd, await store.usage("s-1")) == (None, task.usage)
 
     on_store(settings, scenario)

@@ -33,6 +33,7 @@ from tests.model_server import MODEL, SECRET, ModelServer, Reply, Request, text_
 from workers.engines.agent.engine import AgentEngine, Histories
 from workers.engines.agent.history import history
 from workers.engines.agent.model import Models, route_name
+from workers.engines.agent.patience import Patience
 from workers.engines.agent.structured import MAX_INVALID
 from workers.engines.agent.tools import call_key, python_tool
 from workers.engines.base import ChildTool, Fenced, StopReason, ToolAnswer
@@ -528,7 +529,7 @@ def test_an_answer_that_does_not_end_well_fails_and_keeps_its_text(
     model: ModelServer, reply: Reply, cause: Cause, reason: str
 ) -> None:
     model.answer = in_order(reply)
-    outcome, run = run_child(AgentEngine(), http_child())
+    outcome, run = run_child(AgentEngine(patience=Patience(tries=1)), http_child())
     assert (outcome.status, outcome.cause, outcome.output) == (Status.FAILED, cause, "half")
     assert run.session.turns()[-1].reason == reason
 
@@ -565,9 +566,9 @@ def test_a_model_that_cannot_be_reached_fails_the_child(monkeypatch: pytest.Monk
         environment = closed.environment
     for name, value in environment.items():
         monkeypatch.setenv(name, value)
-    outcome, _ = run_child(AgentEngine(), http_child())
+    outcome, _ = run_child(AgentEngine(patience=Patience(tries=2, first_pause_ms=1)), http_child())
     assert outcome.cause is Cause.ERROR
-    assert outcome.detail.endswith("could not be reached, or the connection broke")
+    assert outcome.detail.endswith("could not be reached, or the connection broke, tried 2 times")
     assert "127.0.0.1" not in outcome.detail
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any, Protocol
@@ -115,8 +116,25 @@ class Run(Protocol):
     async def correct(self, tokens: int) -> None:
         """Call after a model call that ended well with the tokens that it took; raises as `append`."""
 
+    def permit(self, route: str) -> AbstractAsyncContextManager[Permit]:
+        """Hold it around one model call, never around a tool call: it may be one of few.
+
+        Waits while the route (`provider:model`) cools down or is full over all workers. Raises RouteBusy
+        after the bound of that wait, else as `append`.
+        """
+
     def check_lease(self) -> None:
         """Call before each model or tool call. Raises Fenced when the lease is past by the local clock."""
+
+
+class Permit(Protocol):
+    """What a model call tells about its route while it has a permit."""
+
+    async def accepted(self) -> None:
+        """The provider took the call: others that wait for a sign may go on."""
+
+    async def cools(self, pause_ms: int) -> None:
+        """The provider wants a pause; no worker calls this route before it is over."""
 
 
 class Fenced(Exception):
@@ -128,6 +146,13 @@ class BudgetExceeded(Exception):
 
     def __init__(self, *, committed: int, asked: int, budget: int) -> None:
         super().__init__(f"{committed} of {budget} tokens are spent or reserved, {asked} more were asked for")
+
+
+class RouteBusy(Exception):
+    """A model call got no permit of its route within the bound."""
+
+    def __init__(self, *, waited_ms: int, why: str) -> None:
+        super().__init__(f"no call was possible for {waited_ms / 1000:g} s: {why}")
 
 
 class Engine(Protocol):

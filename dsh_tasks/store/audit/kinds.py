@@ -45,6 +45,8 @@ NAMED = {
         Kind("seed", "hash", Life.COUNTED),
         Kind("chunk", "hash", Life.COUNTED),
         Kind("answer", "string", Life.EXPIRES),
+        Kind("route", "hash", Life.EXPIRES),
+        Kind("permits", "zset", Life.EXPIRES),
         Kind("killing", "list"),
         CELERY,
     )

@@ -14,7 +14,7 @@ from dsh_tasks.store.audit.looking import Command, Look, entry_of, text, whole
 from dsh_tasks.store.audit.report import Fault
 from dsh_tasks.store.keys import Keys
 from dsh_tasks.submission import call_of
-from dsh_tasks.task import Cause, Status
+from dsh_tasks.task import USAGE_FIELDS, Cause, Status
 
 WHOLE = (
     "attempt",
@@ -39,9 +39,7 @@ WHOLE_OR_ABSENT = (
     "stop_hold",
     "not_before",
     "output_bytes",
-    "input_tokens",
-    "output_tokens",
-    "model_calls",
+    *USAGE_FIELDS,
     "deadline",
     "reserved",
 )
@@ -68,7 +66,6 @@ SMALL_BYTES = 1 << 14
 FIELDS = (*WHOLE, *WHOLE_OR_ABSENT, *TEXTS, *OTHERS)
 LINKS = ("owner", "root", "call_key", "notice_entry", "seed")
 """Fields that say which other keys to read with the record."""
-USAGE = ("input_tokens", "output_tokens", "model_calls")
 STATUSES = frozenset(Status)
 CAUSES = frozenset(Cause)
 ENTRY = re.compile(r"\d+-\d+")

@@ -7,14 +7,14 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from dsh_tasks.store.audit.looking import PAGE, Look, text, whole
-from dsh_tasks.store.audit.records import USAGE
 from dsh_tasks.store.audit.report import Fault
+from dsh_tasks.task import USAGE_FIELDS
 
 AT_ONCE = 1_000
 """A tree of so many records is read in one moment; a larger one in pages, between two equal looks at it."""
 TRIES = 5
 DEEPEST = 128
-FIELDS = ("status", *USAGE)
+FIELDS = ("status", *USAGE_FIELDS)
 TERMINAL = ("completed", "failed", "killed")
 PRUNED = "pruned_"
 """What records that are gone had used: the tree keeps it."""
@@ -26,7 +26,7 @@ class Sums:
 
     live: int = 0
     total: int = 0
-    usage: dict[str, int] = field(default_factory=lambda: dict.fromkeys(USAGE, 0))
+    usage: dict[str, int] = field(default_factory=lambda: dict.fromkeys(USAGE_FIELDS, 0))
 
     def add(self, values: Sequence[Any] | None) -> None:
         """One record: status and usage; one that is gone has none."""
@@ -35,7 +35,7 @@ class Sums:
             return
         self.total += 1
         self.live += text(status) not in TERMINAL
-        for name, value in zip(USAGE, usage, strict=False):
+        for name, value in zip(USAGE_FIELDS, usage, strict=False):
             self.usage[name] += whole(value) or 0
 
 
@@ -60,7 +60,7 @@ async def tree_faults(look: Look, root: str) -> list[Fault] | None:
 def sum_faults(key: str, counters: Mapping[str, str], sums: Sums) -> Iterator[Fault]:
     """Counters against sums."""
     should = {"live": sums.live, "total": sums.total}
-    for name in USAGE:
+    for name in USAGE_FIELDS:
         should[name] = sums.usage[name] + (whole(counters.get(f"{PRUNED}{name}")) or 0)
     for name, value in should.items():
         if whole(counters.get(name, "0")) != value:

@@ -8,9 +8,8 @@
 --   tree:<root>; seed:<digest> and what it lists
 -- returns {"forgotten"} | {"missing"} | {"kept", status | "young" | "below" | "notice"}
 local prefix, id = ARGV[1], ARGV[2]
-local used = {'input_tokens', 'output_tokens', 'model_calls'}
 local r = redis.call('HMGET', KEYS[1], 'status', 'ended', 'owner', 'root', 'call_key', 'notice', 'notice_entry', 'seed',
-  used[1], used[2], used[3])
+  unpack(USED))
 if not r[1] then return {'missing'} end
 if not is_terminal(r[1]) then return {'kept', r[1]} end
 if num(r[2]) > num(ARGV[3]) then return {'kept', 'young'} end
@@ -33,7 +32,7 @@ if r[5] and r[5] ~= '' then redis.call('HDEL', prefix .. 'calls:' .. owner, r[5]
 if redis.call('XLEN', prefix .. 'inbox:' .. owner) == 0 then redis.call('DEL', prefix .. 'inbox:' .. owner) end
 local tree = prefix .. 'tree:' .. r[4]
 -- What it used stays counted in its tree: pruned_* is the part of the sums that no record has any more.
-for i, name in ipairs(used) do
+for i, name in ipairs(USED) do
   if num(r[8 + i]) > 0 then redis.call('HINCRBY', tree, 'pruned_' .. name, num(r[8 + i])) end
 end
 if redis.call('HINCRBY', tree, 'total', -1) <= 0 then redis.call('DEL', tree) end

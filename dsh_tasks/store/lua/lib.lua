@@ -16,6 +16,10 @@ local function num(value)
   return tonumber(value or '0') or 0
 end
 
+-- What a record and its tree count, in the order in which `settle` is given it.
+local USED = {'input_tokens', 'output_tokens', 'model_calls', 'cache_read_tokens', 'cache_write_tokens',
+  'reasoning_tokens', 'cost_nanousd', 'priced_calls'}
+
 local function task_key(prefix, id)
   return prefix .. 'task:' .. id
 end

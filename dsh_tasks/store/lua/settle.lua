@@ -1,8 +1,8 @@
 #!lua flags=allow-oom
 -- settle: one attempt ends its task: last rows, output, terminal status, notice, released limits, usage. Keeps rules 2 to 5.
 -- KEYS task log output tree
--- ARGV prefix id attempt token status cause detail output output_bytes partial structured input_tokens output_tokens model_calls first_index then row ..
---   structured: JSON, '' for none. From `stopping` every settlement ends `killed` with the cause of the kill.
+-- ARGV prefix id attempt token status cause detail output output_bytes partial structured used .. first_index then row ..
+--   used: a number for each of USED (lib). structured: JSON, '' for none. From `stopping` every settlement ends `killed` with the cause of the kill.
 -- derived: what finish() touches; kills, the owners above
 -- returns {"settled", status, now} | {"fenced", status}
 local prefix, id = ARGV[1], ARGV[2]
@@ -26,20 +26,23 @@ elseif top then
   cause, detail = take_along(prefix, id, top, status)
   final, silent = 'killed', true
 end
-local first, expected = num(ARGV[15]), num(r[4])
+local first, expected = num(ARGV[12 + #USED]), num(r[4])
 -- Rows that do not continue the log would leave a hole: the ending counts, they do not.
 if first == expected then
-  for i = 16, #ARGV do
-    redis.call('XADD', KEYS[2], (first + i - 15) .. '-0', 'r', ARGV[i])
+  local before = 12 + #USED
+  for i = before + 1, #ARGV do
+    redis.call('XADD', KEYS[2], (first + i - before) .. '-0', 'r', ARGV[i])
   end
-  redis.call('HSET', KEYS[1], 'log_next', first + #ARGV - 15)
+  redis.call('HSET', KEYS[1], 'log_next', first + #ARGV - before)
 end
 if num(ARGV[9]) > 0 then redis.call('SET', KEYS[3], ARGV[8]) end
 redis.call('HSET', KEYS[1], 'output_bytes', ARGV[9], 'partial', partial, 'settled_by', ARGV[4])
 if ARGV[11] ~= '' and final == 'completed' then redis.call('HSET', KEYS[1], 'structured', ARGV[11]) end
-for i, name in ipairs({'input_tokens', 'output_tokens', 'model_calls'}) do
-  redis.call('HINCRBY', KEYS[1], name, num(ARGV[11 + i]))
-  redis.call('HINCRBY', KEYS[4], name, num(ARGV[11 + i]))
+for i, name in ipairs(USED) do
+  if num(ARGV[11 + i]) ~= 0 then
+    redis.call('HINCRBY', KEYS[1], name, ARGV[11 + i])
+    redis.call('HINCRBY', KEYS[4], name, ARGV[11 + i])
+  end
 end
 redis.call('HDEL', KEYS[1], 'token')
 finish(prefix, id, final, cause, detail, now, hold, silent)

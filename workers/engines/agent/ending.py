@@ -25,6 +25,8 @@ from pydantic_ai.exceptions import (
 from pydantic_ai.messages import FinishReason
 
 from dsh_tasks.task import Cause, Status
+from workers.engines.agent.patience import Silence
+from workers.engines.base import RouteBusy
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,14 +103,20 @@ _WORDS: tuple[tuple[type[Exception], str, str], ...] = (
 )
 
 
-def of_error(error: Exception, model: str) -> Ending:
+def of_error(error: Exception, model: str, *, tries: int = 1) -> Ending:
     """What a model's failure ends. Of the error itself only kind and HTTP status are told."""
     if isinstance(error, ContentFilterError):
         return REFUSED
+    tried = f", tried {tries} times" if tries > 1 else ""
+    if isinstance(error, Silence):
+        detail = f"the model {model[:100]} gave no byte for {error.silence_ms / 1000:g} s{tried}"
+        return Ending("error", Status.FAILED, Cause.STALLED, detail, "MODEL_STALLED")
+    if isinstance(error, RouteBusy):
+        return failed(f"the model {model[:100]} could not be called, {error}", "ROUTE_BUSY")
     status = error.status_code if isinstance(error, ModelHTTPError) else None
     words, code = next(
         ((words, code) for kind, words, code in _WORDS if isinstance(error, kind)),
         (f"failed ({type(error).__name__})", "MODEL_ERROR"),
     )
     suffix = f" (HTTP {status})" if status is not None else ""
-    return failed(f"the model {model[:100]} {words}{suffix}", code, status)
+    return failed(f"the model {model[:100]} {words}{suffix}{tried}", code, status)

@@ -18,6 +18,7 @@ from dsh_tasks.surface import messages
 from dsh_tasks.task import Cause, Outcome, Status
 from workers.engines.agent.history import history, joined, with_system
 from workers.engines.agent.model import Models, ResolvedModel
+from workers.engines.agent.patience import Patience
 from workers.engines.agent.structured import INSTRUCTION, StructuredOutput
 from workers.engines.agent.tools import load_tools, narrowed, python_tool
 from workers.engines.agent.turn import Given, Turn
@@ -40,7 +41,11 @@ class AgentEngine:
     """
 
     def __init__(
-        self, tools: Sequence[str | Callable[..., Any]] = (), *, models: Models | None = None
+        self,
+        tools: Sequence[str | Callable[..., Any]] = (),
+        *,
+        models: Models | None = None,
+        patience: Patience | None = None,
     ) -> None:
         paths = [tool for tool in tools if isinstance(tool, str)]
         self._tools: tuple[ChildTool, ...] = (
@@ -48,6 +53,7 @@ class AgentEngine:
             *(python_tool(tool) for tool in tools if not isinstance(tool, str)),
         )
         self._models = models or Models()
+        self._patience = patience or Patience()
         self._histories = Histories()
 
     async def run(self, run: Run) -> Outcome:
@@ -97,6 +103,7 @@ class AgentEngine:
             tools=known,
             structured=structured,
             max_tokens=max_tokens,
+            patience=self._patience,
         )
 
 

@@ -10,7 +10,7 @@ import asyncio
 import logging
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from pydantic_ai.exceptions import UserError
@@ -18,6 +18,7 @@ from pydantic_ai.models import Model, infer_model
 from pydantic_ai.models.function import FunctionModel
 from pydantic_ai.models.test import TestModel
 from pydantic_ai.providers import Provider, infer_provider
+from pydantic_ai.settings import ModelSettings
 
 from dsh_tasks.errors import OptionRefused
 from dsh_tasks.submission import Policy, Route
@@ -53,6 +54,8 @@ class ResolvedModel:
     """In pydantic-ai's words: `provider:model`, or `offline`."""
     model: Model
     route: RouteName
+    settings: ModelSettings = field(default_factory=ModelSettings)
+    """What goes into every request of this model."""
 
     @property
     def is_offline(self) -> bool:
@@ -148,12 +151,28 @@ class Models:
         except (UserError, ValueError, ImportError) as error:
             raise OptionRefused(option, _why(name, error)) from None
         provider, _, model_name = name.rpartition(":")
-        return ResolvedModel(name, model, RouteName(provider or model.system, model_name))
+        route = RouteName(provider or model.system, model_name)
+        return ResolvedModel(name, model, route, once_only(model))
 
     def _provider(self, name: str) -> Provider[Any]:
         if name not in self._providers:
-            self._providers[name] = infer_provider(name)
+            provider = infer_provider(name)
+            # Two places that retry multiply: the one is patience.py.
+            if hasattr(provider.client, "max_retries"):
+                provider.client.max_retries = 0
+            self._providers[name] = provider
         return self._providers[name]
+
+
+def once_only(model: Model) -> ModelSettings:
+    """Settings that keep a provider's client from retrying where it was not told already.
+
+    The setting costs a copy of the client for each request, so it is left out for those that were.
+    """
+    client = getattr(model, "client", None)
+    if getattr(client, "max_retries", None) == 0 or "max_retries" in model.unsupported_settings:
+        return ModelSettings()
+    return ModelSettings(max_retries=0)
 
 
 def _why(name: str, error: Exception) -> str:

@@ -221,7 +221,7 @@ async def _played(directive: Directive, shown: Shown) -> AsyncIterator[str | Del
         case Calls(uses):
             yield {place: _call(use, shown) for place, use in enumerate(uses)}
         case Fail():
-            raise ModelHTTPError(500, NAME)
+            raise ModelHTTPError(400, NAME)
         case CutOff():
             yield "Cut off by the token limit"
         case Refuse():

@@ -9,27 +9,22 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import Callable, Collection, Coroutine, Iterator, Mapping, Sequence
-from dataclasses import astuple, dataclass, replace
+from dataclasses import astuple, dataclass, field, replace
 from itertools import groupby
 from typing import Any
 
-from pydantic_ai.direct import model_request_stream
 from pydantic_ai.messages import (
     ModelMessage,
-    ModelMessagesTypeAdapter,
     ModelRequest,
     ModelRequestPart,
     ModelResponse,
     ModelResponsePart,
-    TextPart,
     ToolCallPart,
 )
-from pydantic_ai.models import ModelRequestParameters, StreamedResponse
-from pydantic_ai.settings import ModelSettings
-from pydantic_ai.usage import RequestUsage
 
 from dsh_tasks.errors import DshTasksError
-from dsh_tasks.task import Outcome, Usage
+from dsh_tasks.task import Outcome
+from workers.engines.agent.asking import Asking
 from workers.engines.agent.ending import (
     ABORTED,
     COMPLETED,
@@ -38,13 +33,14 @@ from workers.engines.agent.ending import (
     Ending,
     failed,
     of_error,
-    of_finish,
     over_budget,
 )
 from workers.engines.agent.history import answer_blocks, arguments_of, tool_return
 from workers.engines.agent.model import ResolvedModel
+from workers.engines.agent.patience import Patience
 from workers.engines.agent.structured import StructuredOutput
-from workers.engines.agent.tools import definition, dispatch
+from workers.engines.agent.tools import dispatch
+from workers.engines.agent.usage import row_usage, usage_of_rows
 from workers.engines.base import BudgetExceeded, ChildTool, Fenced, Run, StopReason, ToolAnswer
 from workers.engines.open_turn import OpenTurn, Row
 from workers.engines.transcript import Transcript, own_text
@@ -53,7 +49,6 @@ MAX_STEPS = 1_000
 """Model steps of one attempt: a model that calls tools for ever must end."""
 WRITE_GRACE_S = 2.0
 """How long a cancelled turn waits to learn whether a write that is under way was accepted."""
-BYTES_PER_TOKEN = 4
 OVER = "Error: refused, the result was already given"
 
 
@@ -78,6 +73,7 @@ class Given:
     tools: Mapping[str, ChildTool]
     structured: StructuredOutput | None = None
     max_tokens: int | None = None
+    patience: Patience = field(default_factory=Patience)
     left_open: OpenTurn | None = None
     """The turn that an earlier attempt began, where there is one."""
 
@@ -90,16 +86,10 @@ class Turn:
         self._transcript = transcript
         self._given = given
         self._messages: list[ModelMessage] = []
-        self._parameters = ModelRequestParameters(
-            function_tools=[definition(tool) for tool in given.tools.values()]
-        )
-        self._settings = None if given.max_tokens is None else ModelSettings(max_tokens=given.max_tokens)
-        self._most_output = given.max_tokens or run.output_reserve
-        self._streaming: StreamedResponse | None = None
-        """The answer that comes in; its text is what a kill keeps."""
+        used = usage_of_rows(transcript.rows, given.model)
+        self._asking = Asking(run, given.model, given.tools.values(), given.max_tokens, given.patience, used)
         self._unwritten: list[Row] = []
         """Made, and written with the settlement."""
-        self._usage = usage_of(transcript.rows)
         self._call_ids = calls_in(transcript.rows)
         self._writes = asyncio.Lock()
 
@@ -133,15 +123,15 @@ class Turn:
         self._messages = self._given.conversation(self._transcript.rows)
         while self._transcript.step <= MAX_STEPS:
             try:
-                response = await self._ask()
+                response = await self._asking.answer(self._messages)
             except Fenced:
                 raise
             except BudgetExceeded as error:
                 return over_budget(str(error))
             except Exception as error:  # noqa: BLE001 - every failure of a model ends the child, none the worker
-                return of_error(error, self._given.model.name)
+                return of_error(error, self._given.model.name, tries=self._asking.tries)
             response = with_distinct_calls(response, self._call_ids)
-            ending = self._finish(response)
+            ending = self._asking.ending_of(response)
             calls = [] if ending is not None else calls_of(response)
             self._take(response, with_calls=bool(calls))
             if not calls:
@@ -163,34 +153,6 @@ class Turn:
         begun = {call.id for call in turn.left if call.mark is not None}
         return await self._work([Call(call.id, call.name, call.arguments) for call in turn.left], begun)
 
-    # -- the model --------------------------------------------------------------------------------
-
-    async def _ask(self) -> ModelResponse:
-        self._run.check_lease()
-        self._run.activity("model")
-        if self._run.has_budget:
-            await self._run.reserve(estimated_tokens(self._messages, self._parameters) + self._most_output)
-        self._usage = replace(self._usage, model_calls=self._usage.model_calls + 1)
-        async with model_request_stream(
-            self._given.model.model,
-            self._messages,
-            model_settings=self._settings,
-            model_request_parameters=self._parameters,
-        ) as stream:
-            self._streaming = stream
-            async for _ in stream:
-                pass
-            response = stream.get()
-        self._count(response.usage)
-        # A call that fails keeps its reservation: what it cost is not known.
-        await self._run.correct(response.usage.input_tokens + response.usage.output_tokens)
-        return response
-
-    def _finish(self, response: ModelResponse) -> Ending | None:
-        if response.finish_reason is None and not self._given.model.says_finish:
-            return None
-        return of_finish(response.finish_reason)
-
     def _take(self, response: ModelResponse, *, with_calls: bool) -> None:
         """The answer becomes a row that is written next, and part of the next request."""
         if not with_calls:
@@ -198,21 +160,10 @@ class Turn:
             response = replace(response, parts=parts)
         route = self._given.model.route
         blocks, state = answer_blocks(response, route.model)
-        usage = {
-            "inputTokens": response.usage.input_tokens,
-            "outputTokens": response.usage.output_tokens,
-            "totalTokens": response.usage.input_tokens + response.usage.output_tokens,
-        }
+        usage = row_usage(response.usage)
         self._unwritten = self._transcript.answer(blocks, route, usage=usage, replay_state=state)
         self._messages.append(response)
-        self._streaming = None
-
-    def _count(self, used: RequestUsage) -> None:
-        self._usage = replace(
-            self._usage,
-            input_tokens=self._usage.input_tokens + used.input_tokens,
-            output_tokens=self._usage.output_tokens + used.output_tokens,
-        )
+        self._asking.taken()
 
     # -- the tools --------------------------------------------------------------------------------
 
@@ -286,9 +237,7 @@ class Turn:
 
     async def _keep_partial(self) -> None:
         """The worker leaves: what has streamed stays readable, though the next attempt asks again."""
-        if self._run.stop_reason is not StopReason.HAND_BACK or self._streaming is None:
-            return
-        text = text_so_far(self._streaming)
+        text = self._asking.cut_off() if self._run.stop_reason is StopReason.HAND_BACK else ""
         if text and not self._unwritten:
             with contextlib.suppress(Fenced, asyncio.CancelledError):
                 await self._write(self._transcript.partial(text))
@@ -305,44 +254,16 @@ class Turn:
             output=own_text([*self._transcript.rows, *rows]),
             structured=structured.value if has_value and structured is not None else None,
             has_structured=has_value,
-            usage=self._usage,
+            usage=self._asking.usage,
             rows=tuple(rows),
         )
 
     def _partial(self) -> list[Row]:
-        """The text of an answer that was cut off. Its calls are not whole, its reasoning is not signed."""
-        if self._streaming is None:
-            return []
-        self._count(self._streaming.get().usage)
-        text = text_so_far(self._streaming)
+        """The text of an answer that was cut off, as a row."""
+        text = self._asking.cut_off()
         if not text:
             return []
         return self._transcript.answer([{"type": "text", "text": text}], self._given.model.route)
-
-
-def text_so_far(stream: StreamedResponse) -> str:
-    """The text of an answer that still comes in."""
-    return "".join(part.content for part in stream.get().parts if isinstance(part, TextPart))
-
-
-def usage_of(rows: Sequence[Row]) -> Usage:
-    """What earlier attempts' answers took, as their rows say."""
-    used = [row["data"].get("usage") or {} for row in rows if row["type"] == "assistant/message"]
-    return Usage(
-        input_tokens=sum(one.get("inputTokens", 0) for one in used),
-        output_tokens=sum(one.get("outputTokens", 0) for one in used),
-        model_calls=len(used),
-    )
-
-
-def estimated_tokens(messages: Sequence[ModelMessage], parameters: ModelRequestParameters) -> int:
-    """Input tokens of a request, by its length: a token is some four bytes of JSON."""
-    size = len(ModelMessagesTypeAdapter.dump_json(list(messages)))
-    size += sum(
-        len(tool.name) + len(tool.description or "") + len(str(tool.parameters_json_schema))
-        for tool in parameters.function_tools
-    )
-    return size // BYTES_PER_TOKEN + 1
 
 
 def calls_of(response: ModelResponse) -> list[Call]:
