@@ -38,6 +38,11 @@ LISTED = [
     "input_tokens",
     "output_tokens",
     "model_calls",
+    "log_next",
+    "answers",
+    "streamed",
+    "activity_since",
+    "stalled_since",
 ]
 
 
@@ -103,6 +108,11 @@ def task_of(raw: Mapping[str, bytes], *, now_ms: int) -> Task:
         has_output=number("output_bytes") > 0,
         usage=Usage(number("input_tokens"), number("output_tokens"), number("model_calls")),
         now_ms=now_ms,
+        log_rows=number("log_next"),
+        answers=number("answers"),
+        streamed=number("streamed"),
+        activity_since_ms=number("activity_since") or None,
+        stalled_since_ms=number("stalled_since") or None,
     )
 
 

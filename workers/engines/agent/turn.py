@@ -41,6 +41,7 @@ from workers.engines.agent.ending import (
     of_finish,
     over_budget,
 )
+from workers.engines.agent.growth import growth
 from workers.engines.agent.history import answer_blocks, arguments_of, tool_return
 from workers.engines.agent.model import ResolvedModel
 from workers.engines.agent.structured import StructuredOutput
@@ -178,8 +179,8 @@ class Turn:
             model_request_parameters=self._parameters,
         ) as stream:
             self._streaming = stream
-            async for _ in stream:
-                pass
+            async for event in stream:
+                self._run.streamed(growth(event))
             response = stream.get()
         self._count(response.usage)
         # A call that fails keeps its reservation: what it cost is not known.
