@@ -21,6 +21,7 @@ from dsh_tasks.errors import (
 from dsh_tasks.format import read as read_session
 from dsh_tasks.notice import Notice
 from dsh_tasks.parent_loop import ParentLoop, SessionLog
+from dsh_tasks.progress import CallAtWork, Progress
 from dsh_tasks.provider import Capabilities, Provider, Registry
 from dsh_tasks.session import Event, Session, Turn
 from dsh_tasks.session_file import SessionFile
@@ -38,6 +39,7 @@ __all__ = [
     "AsyncRun",
     "AuditReport",
     "Call",
+    "CallAtWork",
     "Capabilities",
     "Cause",
     "Client",
@@ -56,6 +58,7 @@ __all__ = [
     "Output",
     "OwnerNotRunning",
     "ParentLoop",
+    "Progress",
     "Provider",
     "Registry",
     "Run",

@@ -164,6 +164,16 @@ class Task:
     usage: Usage
     now_ms: int
     """The server's clock when this was read."""
+    log_rows: int = 0
+    """Rows of the child's own log."""
+    answers: int = 0
+    """Model answers in it, as of the last heartbeat."""
+    streamed: int = 0
+    """Characters that answers have grown by in this attempt, as of the last heartbeat."""
+    activity_since_ms: int | None = None
+    """Since when it does what `activity` says."""
+    stalled_since_ms: int | None = None
+    """Since when nothing of it moves; None where that is no stall (see DSH_TASKS_STEP_SILENCE_MS)."""
 
     @property
     def is_terminal(self) -> bool:
@@ -178,6 +188,13 @@ class Task:
             and self.lease_until_ms is not None
             and self.lease_until_ms < self.now_ms
         )
+
+    @property
+    def stalled_ms(self) -> int:
+        """For how long a running child has made no progress; 0 where it is no stall."""
+        if self.status is not Status.RUNNING or self.lease_lost or self.stalled_since_ms is None:
+            return 0
+        return max(self.now_ms - self.stalled_since_ms, 0)
 
     @property
     def age_ms(self) -> int:

@@ -74,6 +74,7 @@ class FakeRun:
     appends: list[list[str]] = field(default_factory=list)
     activities: list[str] = field(default_factory=list)
     permits: list[FakePermit] = field(default_factory=list)
+    characters: int = 0
     lease_is_past: bool = False
     refuses: bool = False
     on_append: Callable[[list[str]], None] = lambda kinds: None
@@ -103,6 +104,9 @@ class FakeRun:
     def activity(self, words: str) -> None:
         self.activities.append(words)
         self.on_activity(words)
+
+    def streamed(self, size: int) -> None:
+        self.characters += size
 
     has_budget = False
     output_reserve = 0

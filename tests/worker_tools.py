@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import signal
 import sys
@@ -50,3 +51,11 @@ async def spins(told: str) -> None:
     tell(told, os.getpid())
     while True:
         pass
+
+
+async def hold(told: str, release: str) -> str:
+    """Tell that it runs, and end when it is let."""
+    tell(told, os.getpid())
+    while not Path(release).exists():
+        await asyncio.sleep(0.02)
+    return "released"

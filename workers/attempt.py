@@ -18,6 +18,7 @@ from dsh_tasks.task import Outcome, Status
 from workers.clock import elapsed_s
 from workers.engines.base import BudgetExceeded, Child, ChildTool, Fenced, Permit, StopReason
 from workers.engines.transcript import ATTEMPT_BORDER
+from workers.pulse import Pulse
 from workers.routes import Routes
 
 PAUSES_S = (0.1, 0.2, 0.5, 1.0, 2.0)
@@ -29,6 +30,7 @@ T = TypeVar("T")
 
 RANK = {None: 0, StopReason.HAND_BACK: 1, StopReason.KILL: 2, StopReason.FENCED: 3}
 ACTIVITY_LENGTH = 80
+ANSWER = "assistant/message"
 
 
 @dataclass(slots=True)
@@ -48,6 +50,7 @@ class Attempt:
     tools: Sequence[ChildTool] = ()
     stop_reason: StopReason | None = None
     doing: str = "starting"
+    pulse: Pulse = field(default_factory=Pulse)
     model_calls: int = 0
     """Calls that reserved tokens."""
     waits: int = 0
@@ -75,6 +78,8 @@ class Attempt:
         if isinstance(answer, FencedOff):
             self._refused(answer)
         self.rows += [Event.from_row(dict(row)) for row in rows]
+        self.pulse.answers += types.count(ANSWER)
+        self.pulse.moves()
         await self._leased_again()
 
     async def _leased_again(self) -> None:
@@ -168,6 +173,11 @@ class Attempt:
     def activity(self, words: str) -> None:
         """What the child does now; lists show it from the next heartbeat or row on."""
         self.doing = words[:ACTIVITY_LENGTH]
+        self.pulse.begins()
+
+    def streamed(self, size: int) -> None:
+        """An answer has grown; see Run."""
+        self.pulse.streams(size)
 
     def check_lease(self) -> None:
         """Raises Fenced past the lease by the local clock: a paused process must not go on."""

@@ -99,7 +99,7 @@ class Heartbeat:
             return self._pipeline(attempts)
 
     def _pipeline(self, attempts: Sequence[Attempt]) -> list[Any]:
-        script = load("heartbeat")
+        script, now_s = load("heartbeat"), elapsed_s()
         with self._client.pipeline(transaction=False) as pipe:
             for attempt in attempts:
                 pipe.execute_command(  # type: ignore[no-untyped-call]
@@ -110,7 +110,7 @@ class Heartbeat:
                             attempt.fence.attempt,
                             attempt.fence.token,
                             self._settings.lease_ms,
-                            attempt.doing,
+                            *progress(attempt, now_s),
                         ],
                     )
                 )
@@ -129,3 +129,16 @@ class Heartbeat:
 
     def _tell(self, attempt: Attempt, reason: StopReason) -> None:
         self._loop.loop.call_soon_threadsafe(attempt.stop, reason)
+
+
+def progress(attempt: Attempt, now_s: float) -> tuple[str, int, int, int, int, int]:
+    """How far an attempt is, as the script takes it: activity, its age, idle time, counts, stall (ms)."""
+    pulse = attempt.pulse
+    return (
+        attempt.doing,
+        max(round((now_s - pulse.began_s) * 1000), 0),
+        max(round((now_s - pulse.moved_s) * 1000), 0),
+        pulse.streamed,
+        pulse.answers,
+        0,
+    )

@@ -16,7 +16,7 @@ from dsh_tasks.session import Event
 from dsh_tasks.store import Claimed, Fence, FencedOff, NotClaimed, Permits, Record, Settled, Store
 from dsh_tasks.submission import Policy
 from dsh_tasks.task import Cause, Outcome, Status
-from workers.attempt import Attempt, decode_row, encode_row
+from workers.attempt import ANSWER, Attempt, decode_row, encode_row
 from workers.clock import elapsed_s
 from workers.engines.base import Child, ChildTool, Engine, Fenced, StopReason
 from workers.routes import Routes
@@ -228,6 +228,7 @@ class Runner:
             stored = await attempt.insisting(lambda: self.store.own_rows(record.task.id))
             rows = tuple(decode_row(row) for row in stored)
         attempt.rows = list(rows)
+        attempt.pulse.answers = sum(row.type == ANSWER for row in rows)
         header = replace(attempt.child.header, is_seeded=bool(seed))
         attempt.child = replace(attempt.child, seed=seed, log=rows, header=header)
 

@@ -9,7 +9,21 @@ from collections.abc import Callable
 
 import typer
 
-from dsh_tasks.cli import audit, border, demo, doctor, log, seed, serve, start, tasks, up, usage, version
+from dsh_tasks.cli import (
+    audit,
+    border,
+    demo,
+    doctor,
+    live,
+    log,
+    seed,
+    serve,
+    start,
+    tasks,
+    up,
+    usage,
+    version,
+)
 
 app = typer.Typer(
     name="dsh-tasks",
@@ -26,6 +40,7 @@ COMMANDS: dict[str, Callable[..., object]] = {
     "output": tasks.output,
     "wait": tasks.wait,
     "list": tasks.list_tasks,
+    "show": live.show,
     "kill": tasks.kill,
     "notices": tasks.notices,
     "usage": usage.usage,

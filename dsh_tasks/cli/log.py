@@ -11,10 +11,11 @@ from typing import Annotated, Any
 import typer
 
 from dsh_tasks import format as log_format
-from dsh_tasks.cli.border import DONE, AsJson, awaited, emit, progress, say
+from dsh_tasks.cli.border import DONE, AsJson, awaited, emit, exit_code_of, progress, say
 from dsh_tasks.cli.connection import OwnerOption, TaskArgument, connected
 from dsh_tasks.errors import OptionRefused
 from dsh_tasks.session import Event, Session
+from dsh_tasks.task import Task
 
 SHOWN = 160
 """Characters of a row's text that a line shows."""
@@ -35,7 +36,8 @@ def log(
     """Show a child's own session log.
 
     What it inherited is counted, not shown. With --json all rows, the inherited
-    ones too; with --follow and --json one row a line.
+    ones too; with --follow and --json one row a line. --follow goes on through new
+    attempts and a restart of the server, and ends with 0 completed, 1 failed, 8 killed.
     """
     if follow and out is not None:
         raise typer.BadParameter("--follow and --out exclude each other")
@@ -80,14 +82,14 @@ def inherited_count(session: Session) -> int:
 
 
 def _follow(task_id: str, owner: str | None, *, as_json: bool) -> int:
-    async def following() -> None:
+    async def following() -> Task:
         async with connected(owner) as client:
             async for event in client.follow(task_id):
                 line = json.dumps(event.row(), ensure_ascii=False) if as_json else row_line(event)
                 print(line, flush=True)
+            return await client.task(task_id)
 
-    awaited(following())
-    return DONE
+    return exit_code_of(awaited(following()))
 
 
 def row_line(event: Event) -> str:
@@ -103,6 +105,8 @@ def _words(event: Event) -> Iterator[str]:
     data = event.data
     if event.type == "tool/call":
         yield f"{data.get('name')} {data.get('arguments')}"
+    if event.type == "dsh-tasks/attempt":
+        yield f"attempt {data.get('attempt')} begins"
     if event.type == "turn/end":
         yield str(data.get("reason", {}).get("kind", ""))
     message = data.get("message", data)

@@ -15,7 +15,7 @@ from rich.text import Text
 from dsh_tasks.notice import Notice
 from dsh_tasks.store import KillReceipt
 from dsh_tasks.task import Status, Task, Usage
-from dsh_tasks.tools.tasks import age_of
+from dsh_tasks.tools.tasks import age_of, state_of
 
 COLOURS = {
     Status.QUEUED: "yellow",
@@ -46,7 +46,7 @@ def levels(tasks: Sequence[Task]) -> Iterator[tuple[int, Task]]:
 
 def status_words(task: Task) -> str:
     """The status, and what a person must know beside it."""
-    words = f"{task.status.value} (lease lost)" if task.lease_lost else task.status.value
+    words = state_of(task)
     return f"{words}, {task.cause.value}" if task.cause is not None else words
 
 
@@ -138,6 +138,7 @@ def task_value(task: Task) -> dict[str, Any]:
         "usage": usage_value(task.usage),
         "age_ms": task.age_ms,
         "lease_lost": task.lease_lost,
+        "stalled_ms": task.stalled_ms,
         "is_terminal": task.is_terminal,
     }
 

@@ -20,9 +20,19 @@ from dsh_tasks.cli.border import (
     say,
 )
 from dsh_tasks.cli.connection import OwnerOption, TaskArgument, connected
-from dsh_tasks.cli.render import counted, notice_value, plain_row, print_tasks, receipt_value, task_value
+from dsh_tasks.cli.live import print_live, progress_value, read_live
+from dsh_tasks.cli.render import (
+    counted,
+    levels,
+    notice_value,
+    plain_row,
+    print_tasks,
+    receipt_value,
+    task_value,
+)
 from dsh_tasks.client import Output, Waited
 from dsh_tasks.notice import Notice
+from dsh_tasks.progress import Progress
 from dsh_tasks.store import KillReceipt
 from dsh_tasks.task import Task
 from dsh_tasks.tools.base import status_line
@@ -183,6 +193,9 @@ def list_tasks(
     owner: Annotated[str | None, typer.Option("--owner", help="Tasks of this session and below.")] = None,
     everyone: Annotated[bool, typer.Option("--all", help="Tasks of every session (the default).")] = False,
     flat: Annotated[bool, typer.Option("--flat", help="No tree; with --owner only its own tasks.")] = False,
+    live: Annotated[
+        bool, typer.Option("--live", help="Below each that is at work: step, tool, last text.")
+    ] = False,
     as_json: AsJson = False,
 ) -> int:
     """List tasks as a tree.
@@ -192,13 +205,17 @@ def list_tasks(
     if owner is not None and everyone:
         raise typer.BadParameter("--owner and --all exclude each other")
 
-    async def found() -> list[Task]:
+    async def found() -> tuple[list[Task], dict[str, Progress]]:
         async with connected(owner) as client:
-            return await client.list_tasks(tree=not flat, all_owners=owner is None)
+            tasks = await client.list_tasks(tree=not flat, all_owners=owner is None)
+            return tasks, await read_live(client, tasks) if live else {}
 
-    tasks = awaited(found())
+    tasks, places = awaited(found())
     if as_json:
-        emit({"tasks": [task_value(task) for task in tasks]})
+        shown = {"live": {one: progress_value(place) for one, place in places.items()}} if live else {}
+        emit({"tasks": [task_value(task) for task in tasks], **shown})
+    elif tasks and live:
+        print_live([(0 if flat else level, task) for level, task in levels(tasks)], places)
     elif tasks:
         print_tasks(tasks, flat=flat)
     else:

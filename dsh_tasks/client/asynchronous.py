@@ -17,11 +17,12 @@ from typing import Any, Self
 
 from dsh_tasks.cancellation import to_the_end
 from dsh_tasks.client.endings import AsyncSubscription, OnEndings
+from dsh_tasks.client.live import LiveReader
 from dsh_tasks.client.output import Output, Page, check_page, check_timeout
 from dsh_tasks.client.parents import Forked, Parents
 from dsh_tasks.client.publisher import Publisher
 from dsh_tasks.client.starting import BATCH_MOST, Start, life_ms
-from dsh_tasks.client.waiting import POLL_S, RecordWaiter, Until, Waiter, in_time
+from dsh_tasks.client.waiting import RecordWaiter, Until, Waiter, in_time
 from dsh_tasks.client.waits import InboxSeen, Waited, WaitTime, checked_wait
 from dsh_tasks.errors import (
     DshTasksError,
@@ -33,6 +34,7 @@ from dsh_tasks.errors import (
     TaskNotFound,
 )
 from dsh_tasks.notice import Notice
+from dsh_tasks.progress import Progress
 from dsh_tasks.provider import Provider, Registry
 from dsh_tasks.queue import Message, make_app
 from dsh_tasks.seed import Seed, decode, too_large
@@ -123,6 +125,7 @@ class AsyncClient:
         self.waiter: Waiter = waiter or RecordWaiter(store, wakeups)
         self._parents = parents or Parents()
         self._subscriptions: set[AsyncSubscription] = set()
+        self._live = LiveReader(store)
         self._speaker = secrets.token_hex(8)
 
     @classmethod
@@ -182,6 +185,7 @@ class AsyncClient:
         )
         # Whoever closes the connections ends what uses them.
         other._subscriptions = self._subscriptions
+        other._live = self._live
         return other
 
     @property
@@ -517,25 +521,21 @@ class AsyncClient:
         return await asyncio.to_thread(decode, manifest, blobs.__getitem__)
 
     async def follow(self, task_id: str, *, start: int = 0) -> AsyncIterator[Event]:
-        """The child's own rows from place `start`, as they come, until it has ended. Raises TaskNotFound."""
-        place = start
-        while True:
-            task = await self.task(task_id)
-            rows = await self.store.own_rows(task_id, place)
-            for row in rows:
-                yield Event.from_row(json.loads(row))
-            place += len(rows)
-            if task.is_terminal and not rows:
-                return
-            if not rows:
-                await self.waiter_for_rows(task_id)
+        """The child's own rows from place `start`, as they come, until it has ended.
 
-    async def waiter_for_rows(self, task_id: str) -> None:
-        """Wait a moment for more rows, or for the end."""
-        async with self._wakeups.on(self.store.keys.ended(task_id)) as woken:
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(POLL_S / 4):
-                    await woken.wait()
+        The server pushes them, and what was read is not read again. Goes on through a new attempt (its
+        border is a row) and, for a minute, without a server. Raises TaskNotFound, StoreUnavailable.
+        """
+        async for event in self._live.rows(task_id, start, caller=self.caller):
+            yield event
+
+    async def progress(self, task_id: str) -> Progress:
+        """Where a child is now: turn, step, tool calls at work, last text, activity. It only reads.
+
+        The log shows each row once it is written; the record's counts are a heartbeat old (1 s at most, or
+        a fifth of the lease). Raises TaskNotFound, StoreUnavailable.
+        """
+        return await self._live.progress(task_id, caller=self.caller)
 
     # -- kill -----------------------------------------------------------------------------------
 

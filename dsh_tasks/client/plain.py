@@ -16,6 +16,7 @@ from dsh_tasks.client.waiting import Until
 from dsh_tasks.client.waits import InboxSeen, Waited
 from dsh_tasks.errors import DshTasksError, StoreUnavailable
 from dsh_tasks.notice import Notice
+from dsh_tasks.progress import Progress
 from dsh_tasks.provider import Registry
 from dsh_tasks.session import Event, Session
 from dsh_tasks.session_file import SessionFile
@@ -237,13 +238,17 @@ class Client:
         return self.call(self._client.session(task_id))
 
     def follow(self, task_id: str, *, start: int = 0) -> Iterator[Event]:
-        """The child's own rows as they come, until it has ended. Raises TaskNotFound."""
+        """The child's own rows as they come, until it has ended; see AsyncClient.follow."""
         rows = self._client.follow(task_id, start=start)
         while True:
             try:
                 yield self.call(_next(rows))
             except StopAsyncIteration:
                 return
+
+    def progress(self, task_id: str) -> Progress:
+        """Where a child is now; see AsyncClient.progress."""
+        return self.call(self._client.progress(task_id))
 
     def kill(self, task_id: str, *, reason: str | None = None) -> KillReceipt:
         """Kill a task and all below it; see AsyncClient.kill."""

@@ -36,6 +36,11 @@ LISTED = [
     "output_bytes",
     "partial",
     *USAGE_FIELDS,
+    "log_next",
+    "answers",
+    "streamed",
+    "activity_since",
+    "stalled_since",
 ]
 
 
@@ -101,6 +106,11 @@ def task_of(raw: Mapping[str, bytes], *, now_ms: int) -> Task:
         has_output=number("output_bytes") > 0,
         usage=Usage(*map(number, USAGE_FIELDS)),
         now_ms=now_ms,
+        log_rows=number("log_next"),
+        answers=number("answers"),
+        streamed=number("streamed"),
+        activity_since_ms=number("activity_since") or None,
+        stalled_since_ms=number("stalled_since") or None,
     )
 
 

@@ -464,6 +464,29 @@ class Store:
             args += ["COUNT", most]
         return await unpacked([fields[1] for _, fields in _entries(await self.link.command(*args))])
 
+    async def rows_from(self, task_id: str, place: int, most: int, *, block_ms: int = 0) -> list[bytes]:
+        """At most `most` rows from `place` on; where there is none, waits `block_ms` for one.
+
+        A wait holds a connection of the pool, and must be shorter than the deadline of a call.
+        """
+        waiting: list[str | int] = ["BLOCK", block_ms] if block_ms else []
+        found = await self.link.command(
+            "XREAD", "COUNT", most, *waiting, "STREAMS", self.keys.log(task_id), f"{place}-0"
+        )
+        entries = [
+            entry for _, page in (found.items() if isinstance(found, dict) else found or ()) for entry in page
+        ]
+        return await unpacked([fields[1] for _, fields in _entries(entries)])
+
+    async def rows_before(self, task_id: str, place: int | None, most: int) -> list[tuple[int, bytes]]:
+        """At most `most` rows before `place` with their places, the last first; from the end for None."""
+        until = "+" if place is None else f"({place + 1}-0"
+        found = await self.link.command("XREVRANGE", self.keys.log(task_id), until, "-", "COUNT", most)
+        entries = list(_entries(found))
+        rows = await unpacked([fields[1] for _, fields in entries])
+        places = [int(entry_id.split(b"-", 1)[0]) - 1 for entry_id, _ in entries]
+        return list(zip(places, rows, strict=True))
+
     async def started_by(self, sessions: Sequence[str]) -> list[list[str]]:
         """Ids of the tasks that each session started, in order of acceptance."""
         async with self.link.client.pipeline(transaction=False) as pipe:

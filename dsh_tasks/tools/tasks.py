@@ -184,9 +184,17 @@ class TaskListTool(Tool):
 
 def line_of(task: Task, *, indent: int) -> str:
     """`<id> [<kind>] <status> — <label> (<age>)`, two spaces deeper for each level."""
-    status = f"{task.status.value} (lease lost)" if task.lease_lost else task.status.value
-    label = " ".join(task.label.split())
-    return f"{'  ' * indent}{task.id} [{KIND}] {status} — {label or '(no label)'} ({age_of(task.age_ms)})"
+    label = " ".join(task.label.split()) or "(no label)"
+    return f"{'  ' * indent}{task.id} [{KIND}] {state_of(task)} — {label} ({age_of(task.age_ms)})"
+
+
+def state_of(task: Task) -> str:
+    """The status, and whether a running child may not be at work: `running (stalled 5m 0s)`."""
+    if task.lease_lost:
+        return f"{task.status.value} (lease lost)"
+    if task.stalled_ms:
+        return f"{task.status.value} (stalled {age_of(task.stalled_ms)})"
+    return task.status.value
 
 
 def age_of(age_ms: int) -> str:
@@ -283,6 +291,7 @@ def _task_value(task: Task) -> dict[str, Any]:
         "status": task.status.value,
         "cause": task.cause.value if task.cause is not None else None,
         "leaseLost": task.lease_lost,
+        "stalledMs": task.stalled_ms,
         "attempt": task.attempt,
         "ageMs": task.age_ms,
     }

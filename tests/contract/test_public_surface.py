@@ -28,6 +28,7 @@ VERBS = [
     "notices",
     "on_endings",
     "output",
+    "progress",
     "prune",
     "session",
     "start",

@@ -695,6 +695,7 @@ def test_task_output_gives_the_final_text_and_the_status_last() -> None:
         "status": "completed",
         "cause": None,
         "leaseLost": False,
+        "stalledMs": 0,
         "attempt": 1,
         "ageMs": 5000,
         "detail": "",

@@ -20,6 +20,8 @@ from tests.model.chances import (
 )
 from tests.model.values import Ending
 
+NOTHING_TOLD = (0, 0, 0, 0, 0)
+
 
 class AttemptRules(Beside):
     """Claims, writes, endings and losses of attempts."""
@@ -38,11 +40,12 @@ class AttemptRules(Beside):
         self.claim_with(task_id, shown, n, lost=lost)
 
     @held
-    @rule(n=number, kind=proofs, lost=lost)
-    def heartbeat(self, n: int, kind: str, lost: bool) -> None:
+    @rule(n=number, kind=proofs, idle=st.sampled_from((0, 10_000)), stalls=st.booleans(), lost=lost)
+    def heartbeat(self, n: int, kind: str, idle: int, stalls: bool, lost: bool) -> None:
         task_id = self.pick_held(n)
         if proof := self.proof(task_id, kind):
-            self.ask("heartbeat", task_id=task_id, proof=proof, activity="model", lost=lost)
+            told = (idle, idle, n, 1, idle if stalls else 0)
+            self.ask("heartbeat", task_id=task_id, proof=proof, activity="model", told=told, lost=lost)
 
     @held
     @rule(
@@ -149,7 +152,7 @@ class AttemptRules(Beside):
         proof, task = self.proof(task_id, kind), self.machine.tasks[task_id]
         given = {"task_id": task_id, "proof": proof}
         rows = {"first": len(task.rows), "rows": self.rows(1)}
-        self.ask("heartbeat", activity="pretends", **given)
+        self.ask("heartbeat", activity="pretends", told=NOTHING_TOLD, **given)
         self.ask("append", ended_steps=1, activity="pretends", **rows, **given)
         self.ask("reserve", root=task.root, call=1, tokens=1, **given)
         self.ask("correct", root=task.root, call=1, used=7, **given)
@@ -164,7 +167,8 @@ class AttemptRules(Beside):
     def lose_a_worker(self, n: int, after_s: int) -> None:
         """Its lease passes, or the grace too; where it was not the last loss, another begins after the pause."""
         task_id = self.pick(n % 9, lambda task: task.is_held)
-        self.ask("heartbeat", task_id=task_id, proof=self.proof(task_id, "right"), activity="last")
+        proof = self.proof(task_id, "right")
+        self.ask("heartbeat", task_id=task_id, proof=proof, activity="last", told=NOTHING_TOLD)
         self.jump(after_s)
         if self.ask("reap", task_id=task_id)[0] == "requeued":
             self.jump(20)

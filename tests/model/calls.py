@@ -173,12 +173,14 @@ class Calls:
                 return "paused", answer.until_ms
         return (answer.why,)
 
-    async def heartbeat(self, task_id: str, proof: Proof, activity: str) -> Answer:
+    async def heartbeat(
+        self, task_id: str, proof: Proof, activity: str, told: tuple[int, int, int, int, int]
+    ) -> Answer:
         k = self.store.keys
         word, value = await self.link.script(
             "heartbeat",
             [k.task(task_id), k.leases],
-            [task_id, proof.attempt, proof.token, self.settings.lease_ms, activity],
+            [task_id, proof.attempt, proof.token, self.settings.lease_ms, activity, *told],
         )
         return word.decode(), value.decode() if isinstance(value, bytes) else value
 

@@ -186,16 +186,23 @@ class Machine:
             task.attempt += 1
             task.started = self.now if task.started is None else task.started
             task.activity, task.last_activity, task.not_before = "starting", self.now, None
+            task.activity_since, task.streamed, task.stalled_since = self.now, 0, None
             del self.due[task_id]
         task.lease_until = self.now + self.times.lease
         return "claimed", task.attempt, task.lease_until
 
-    def heartbeat(self, task_id: str, proof: Proof, activity: str) -> Answer:
+    def heartbeat(
+        self, task_id: str, proof: Proof, activity: str, told: tuple[int, int, int, int, int]
+    ) -> Answer:
         task = self.tasks.get(task_id)
         if task is None or not (task.is_held and task.is_proved_by(proof)):
             return "fenced", task.status if task else "missing"
         task.lease_until = self.now + self.times.lease
-        task.activity = activity
+        since, idle, task.streamed, task.answers, stalled = told
+        task.activity, task.activity_since = activity, self.now - since
+        # What it did last is never taken back.
+        task.last_activity = max(task.last_activity, self.now - idle)
+        task.stalled_since = self.now - stalled if stalled else None
         return "stop" if task.status == "stopping" else "ok", task.lease_until
 
     def append(

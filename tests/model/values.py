@@ -109,6 +109,10 @@ class Task:
     token: str | None = None
     worker: str | None = None
     activity: str = ""
+    activity_since: int | None = None
+    streamed: int = 0
+    answers: int = 0
+    stalled_since: int | None = None
     started: int | None = None
     ended: int | None = None
     last_activity: int = 0

@@ -50,6 +50,11 @@ def public(task: Task) -> View:
         "partial": task.partial,
         "has_output": bool(task.output),
         "usage": dict(zip(USED, task.usage, strict=True)),
+        "log_rows": len(task.rows),
+        "answers": task.answers,
+        "streamed": task.streamed,
+        "activity_since_ms": task.activity_since,
+        "stalled_since_ms": task.stalled_since,
     }
 
 

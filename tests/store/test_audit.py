@@ -248,6 +248,10 @@ def test_a_key_that_nobody_knows_is_named(settings: Settings) -> None:
 
 MAY_GO = {
     "activity",
+    "activity_since",
+    "answers",
+    "stalled_since",
+    "streamed",
     "handed_by",
     "partial",
     "structured",
@@ -289,6 +293,10 @@ def test_every_field_of_a_record_that_is_deleted_is_named(settings: Settings) ->
 
 TEXTS_OF_NO_CONSEQUENCE = {
     "activity",
+    "activity_since",
+    "answers",
+    "stalled_since",
+    "streamed",
     "detail",
     "engine",
     "handed_by",

@@ -97,7 +97,13 @@ class Run(Protocol):
         """
 
     def activity(self, words: str) -> None:
-        """Say in a few words without content what goes on: `model`, `tool:read`; shown in lists."""
+        """Say in a few words without content what goes on: `model`, `tool:read`; shown in lists.
+
+        Words that begin with `tool` say that a tool runs, which may be silent for longer than the rest.
+        """
+
+    def streamed(self, size: int) -> None:
+        """Say that the model's answer has grown by so many characters of any kind: a sign of progress."""
 
     @property
     def has_budget(self) -> bool:

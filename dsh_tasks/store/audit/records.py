@@ -42,6 +42,10 @@ WHOLE_OR_ABSENT = (
     *USAGE_FIELDS,
     "deadline",
     "reserved",
+    "answers",
+    "streamed",
+    "activity_since",
+    "stalled_since",
 )
 TEXTS = ("id", "owner", "root", "parent", "status", "call_key", "v", "label", "provider", "engine", "seed")
 """Texts that every record has; some may be empty."""

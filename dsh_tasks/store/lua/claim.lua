@@ -29,7 +29,8 @@ if not repeated and num(r[4]) > now then return {'paused', num(r[4])} end
 if not repeated then
   attempt = attempt + 1
   redis.call('HSET', KEYS[1], 'status', 'running', 'attempt', attempt, 'token', token,
-    'worker', ARGV[4], 'started', r[5] or now, 'attempt_started', now, 'activity', 'starting', 'last_activity', now)
+    'worker', ARGV[4], 'started', r[5] or now, 'attempt_started', now, 'activity', 'starting', 'last_activity', now,
+    'activity_since', now, 'streamed', 0, 'stalled_since', 0)
   redis.call('HDEL', KEYS[1], 'not_before')
   redis.call('ZREM', KEYS[3], id)
 end

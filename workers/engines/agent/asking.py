@@ -22,6 +22,7 @@ from pydantic_ai.settings import ModelSettings
 
 from dsh_tasks.task import Usage
 from workers.engines.agent.ending import Ending, of_finish
+from workers.engines.agent.growth import growth
 from workers.engines.agent.model import ResolvedModel
 from workers.engines.agent.patience import Patience, Silence
 from workers.engines.agent.tools import definition
@@ -133,7 +134,8 @@ class Asking:
                 if permit is not None:
                     await permit.accepted()
                 watch.reschedule(clock() + silence_s)
-                async for _ in stream:
+                async for event in stream:
+                    self._run.streamed(growth(event))
                     watch.reschedule(clock() + silence_s)
                 return stream.get()
         except ModelHTTPError as error:
