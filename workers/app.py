@@ -154,7 +154,7 @@ class Host:
 def build_engines(config: Config) -> dict[str, Engine]:
     """The engines that a worker has."""
     return {
-        "agent": AgentEngine(tools=config.agent.tools),
+        "agent": AgentEngine(tools=config.agent.tools, result_bytes=config.agent.tool_result_bytes),
         "noop": NoopEngine(),
         "scripted": ScriptedEngine(),
     }
