@@ -28,6 +28,8 @@ BackgroundMode = Literal["one-shot", "continuable"]
 TASK_TOOLS = ("task_output", "task_list", "task_kill")
 """Names of the task tools; no delegation tool may take them."""
 
+RESULT_BYTES = 64 * 1024
+
 
 class _Row(BaseModel):
     model_config = ConfigDict(
@@ -99,6 +101,8 @@ class AgentConfig(_Row):
 
     tools: Annotated[tuple[str, ...], Field(strict=False)] = ()
     """Python tools of the workers as `module:callable`; imported by workers only."""
+    tool_result_bytes: Annotated[int, Field(ge=1_024, le=16 * 1024 * 1024)] = RESULT_BYTES
+    """Most UTF-8 bytes of a tool's result that a child's model reads; more is cut and marked."""
 
     def load_tools(self) -> list[Callable[..., Any]]:
         """The callables behind `tools`. Raises ConfigRefused that names what does not import."""

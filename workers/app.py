@@ -161,7 +161,9 @@ def build_engines(config: Config, settings: Settings) -> dict[str, Engine]:
         silence_ms=settings.model_silence_ms,
     )
     return {
-        "agent": AgentEngine(tools=config.agent.tools, patience=patience),
+        "agent": AgentEngine(
+            tools=config.agent.tools, patience=patience, result_bytes=config.agent.tool_result_bytes
+        ),
         "noop": NoopEngine(),
         "scripted": ScriptedEngine(),
     }

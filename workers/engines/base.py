@@ -45,6 +45,8 @@ class ChildTool:
     """Never run beside another call of the same answer."""
     idempotent: bool = False
     """May be run again after a crash: it gives the same answer and changes nothing."""
+    result_bytes: int | None = None
+    """Most UTF-8 bytes of a result that the model reads; None is a tool that bounds itself."""
 
 
 @dataclass(frozen=True, slots=True)

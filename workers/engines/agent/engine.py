@@ -5,11 +5,12 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from pydantic_ai.messages import ModelMessage
 
+from dsh_tasks.config import RESULT_BYTES
 from dsh_tasks.errors import DshTasksError
 from dsh_tasks.rows import message_of
 from dsh_tasks.session import Event
@@ -34,8 +35,8 @@ class AgentEngine:
     """Runs children with a model and tools.
 
     `tools` are Python tools that every child gets beside those of its place: callables, or their
-    import paths `module:callable`. Models and converted histories are shared by the children of one
-    engine; it belongs to one event loop.
+    import paths `module:callable`; of their results a model reads `result_bytes` UTF-8 bytes at most.
+    Models and converted histories are shared by the children of one engine; it belongs to one event loop.
 
     Raises ConfigRefused for a tool that does not import or has no schema.
     """
@@ -46,12 +47,11 @@ class AgentEngine:
         *,
         models: Models | None = None,
         patience: Patience | None = None,
+        result_bytes: int = RESULT_BYTES,
     ) -> None:
         paths = [tool for tool in tools if isinstance(tool, str)]
-        self._tools: tuple[ChildTool, ...] = (
-            *load_tools(paths),
-            *(python_tool(tool) for tool in tools if not isinstance(tool, str)),
-        )
+        own = [*load_tools(paths), *(python_tool(tool) for tool in tools if not isinstance(tool, str))]
+        self._tools = tuple(replace(tool, result_bytes=result_bytes) for tool in own)
         self._models = models or Models()
         self._patience = patience or Patience()
         self._histories = Histories()

@@ -20,6 +20,7 @@ from dsh_tasks.config import AgentConfig
 from dsh_tasks.errors import ConfigRefused, OptionRefused
 from dsh_tasks.submission import ToolFilter
 from workers.engines.agent.call_key import call_key
+from workers.engines.agent.capping import capped
 from workers.engines.agent.fault import words_of
 from workers.engines.agent.tool_pool import ToolPool
 from workers.engines.agent.tool_process import text_of
@@ -163,10 +164,15 @@ async def _guarded(
     decoded = _decoded(arguments)
     if decoded is None:
         return ToolAnswer("Error: the arguments are not a JSON object", is_error=True)
+    answer = await _called(tool, decoded, call_id, task_id)
+    return answer if tool.result_bytes is None else capped(answer, tool.result_bytes)
+
+
+async def _called(tool: ChildTool, arguments: dict[str, Any], call_id: str, task_id: str) -> ToolAnswer:
     me = asyncio.current_task()
     call_key.set(f"{task_id}/{call_id}")
     try:
-        return await tool.call(decoded, call_id)
+        return await tool.call(arguments, call_id)
     except (Fenced, asyncio.CancelledError):
         raise
     except GeneratorExit as error:
