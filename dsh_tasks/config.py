@@ -27,6 +27,8 @@ BackgroundMode = Literal["one-shot", "continuable"]
 
 TASK_TOOLS = ("task_output", "task_list", "task_kill")
 """Names of the task tools; no delegation tool may take them."""
+STRUCTURED_OUTPUT = "structured_output"
+"""The tool that a child with an output schema ends by; no other tool may take its name."""
 
 
 class _Row(BaseModel):
@@ -99,6 +101,8 @@ class AgentConfig(_Row):
 
     tools: Annotated[tuple[str, ...], Field(strict=False)] = ()
     """Python tools of the workers as `module:callable`; imported by workers only."""
+    structured_repair_turns: Annotated[int, Field(ge=0, le=10)] = 1
+    """How often a child that ends without the value of its output schema is told so and goes on."""
 
     def load_tools(self) -> list[Callable[..., Any]]:
         """The callables behind `tools`. Raises ConfigRefused that names what does not import."""
@@ -195,6 +199,8 @@ def _check_names(names: Sequence[str]) -> None:
             raise ConfigRefused(name, "a tool's name is 1 to 64 letters, digits, - or _")
         if name in TASK_TOOLS:
             raise ConfigRefused(name, "a task tool has this name; choose another")
+        if name == STRUCTURED_OUTPUT:
+            raise ConfigRefused(name, "children end by the tool of this name; choose another")
     if len(set(names)) < len(names):
         raise ConfigRefused(_repeated(names), "two tools have this name; give each one of its own")
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
@@ -85,6 +86,8 @@ class Outcome:
     output: str = ""
     structured: Any = None
     has_structured: bool = False
+    structured_json: str | None = None
+    """The value as it was written; None where the engine knows no more than the value."""
     usage: Usage = Usage()
     rows: tuple[dict[str, Any], ...] = ()
 
@@ -92,6 +95,13 @@ class Outcome:
     def partial(self) -> bool:
         """The output belongs to a child that did not complete."""
         return self.status is not Status.COMPLETED and bool(self.output)
+
+    @property
+    def structured_text(self) -> str:
+        """The value as JSON, '' where there is none."""
+        if not self.has_structured:
+            return ""
+        return json.dumps(self.structured) if self.structured_json is None else self.structured_json
 
 
 @dataclass(frozen=True, slots=True)

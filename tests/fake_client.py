@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -62,6 +63,10 @@ class FakeOutput:
     wait_capped: bool = False
     structured: Any = None
     has_structured: bool = False
+
+    @property
+    def structured_json(self) -> str:
+        return json.dumps(self.structured, ensure_ascii=False) if self.has_structured else ""
 
 
 @dataclass(frozen=True)

@@ -154,7 +154,9 @@ class Host:
 def build_engines(config: Config) -> dict[str, Engine]:
     """The engines that a worker has."""
     return {
-        "agent": AgentEngine(tools=config.agent.tools),
+        "agent": AgentEngine(
+            tools=config.agent.tools, structured_repair_turns=config.agent.structured_repair_turns
+        ),
         "noop": NoopEngine(),
         "scripted": ScriptedEngine(),
     }

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from typing import Annotated, Any
 
 import typer
@@ -77,7 +76,7 @@ def show(seen: Output, *, as_json: bool) -> int:
 def output_lines(seen: Output) -> list[str]:
     """The text, then what is to be known about it, then the status."""
     task = seen.task
-    text = json.dumps(seen.structured, ensure_ascii=False) if seen.has_structured else seen.text
+    text = seen.structured_json if seen.has_structured else seen.text
     lines = [text or _nothing(seen)]
     if text and task.partial:
         lines.append("[partial output, the task did not complete]")

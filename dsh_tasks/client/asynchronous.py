@@ -409,6 +409,7 @@ class AsyncClient:
             wait_capped=wait and span.is_capped,
             structured=first.record.structured,
             has_structured=first.record.has_structured,
+            structured_json=first.record.structured_json,
         )
 
     async def wait(

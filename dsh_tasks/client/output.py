@@ -33,6 +33,8 @@ class Output:
     """The wait asked for was longer than the cap."""
     structured: Any
     has_structured: bool
+    structured_json: str
+    """The structured value as the child wrote it, to the letter; '' where there is none."""
 
 
 @dataclass(frozen=True, slots=True)

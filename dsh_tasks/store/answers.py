@@ -81,6 +81,8 @@ class Record:
     log_next: int
     structured: Any
     has_structured: bool
+    structured_json: str
+    """The value as it was written; '' where there is none."""
 
     def child_header(self, *, seeded: bool) -> Header:
         """Header of the child's own log; its depth is the record's (rule 8)."""

@@ -54,6 +54,7 @@ def record_of(flat: Sequence[bytes], *, now_ms: int) -> Record:
         log_next=int(raw.get("log_next", 0)),
         structured=json.loads(structured) if structured else None,
         has_structured=structured is not None,
+        structured_json=structured.decode() if structured is not None else "",
     )
 
 

@@ -238,7 +238,7 @@ class Store:
                 output,
                 len(output),
                 "1" if outcome.partial or cut else "0",
-                json.dumps(outcome.structured) if outcome.has_structured else "",
+                outcome.structured_text,
                 outcome.usage.input_tokens,
                 outcome.usage.output_tokens,
                 outcome.usage.model_calls,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Mapping
 from typing import Any
@@ -161,7 +160,7 @@ class SubagentTool(Tool):
 
 def _completed(run: Run, output: Output) -> ToolResult:
     if output.has_structured:
-        blocks, text = [output.structured], json.dumps(output.structured, ensure_ascii=False)
+        blocks, text = [output.structured], output.structured_json
     elif output.text:
         blocks, text = [{"type": "text", "text": output.text}], output.text
     else:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -112,7 +111,7 @@ def _body(output: Output, asked_offset: int) -> tuple[str, int, int]:
     """Text, offset and whole size of what is shown: the structured value as JSON where there is one."""
     if not output.has_structured:
         return output.text, output.offset, output.total_bytes
-    raw = json.dumps(output.structured, ensure_ascii=False).encode("utf-8", "replace")
+    raw = output.structured_json.encode("utf-8", "replace")
     start = min(asked_offset, len(raw))
     return raw[start:].decode("utf-8", "ignore"), start, len(raw)
 

@@ -115,9 +115,15 @@ def test_the_example_loads_and_shows_what_its_comments_say() -> None:
 
 def test_every_commented_option_of_the_example_loads_too() -> None:
     text = EXAMPLE.read_text(encoding="utf-8")
-    marked = [line for line in text.splitlines() if line.startswith("# ") and " = " in line]
-    assert len(marked) == 9
-    for line in marked:
+    text, _, agent = text.partition("[agent]\n")
+    of_tools, of_agent = (
+        [line for line in part.splitlines() if line.startswith("# ") and " = " in line]
+        for part in (text, agent)
+    )
+    assert (len(of_tools), len(of_agent)) == (9, 1)
+    for line in of_agent:
+        assert read(f"[agent]\n{line[2:]}").agent
+    for line in of_tools:
         # The bending options stand below the sub-tables in the text, but belong to the tool.
         table = "[tools.agentOptions]" if line.startswith(("# provider", "# model")) else ""
         options = f'[[tools]]\nprovider = "spawn"\n{table}\n{line[2:]}'
@@ -263,8 +269,27 @@ def test_a_misconfiguration_is_refused_at_load_by_name(fault: str) -> None:
     assert caught.value.message == sentence
 
 
+def test_the_repair_turns_of_a_structured_output_are_set_for_the_agent() -> None:
+    assert read("").agent.structured_repair_turns == 1
+    assert read("[agent]\nstructuredRepairTurns = 0").agent.structured_repair_turns == 0
+    with pytest.raises(ConfigRefused, match=r"agent\.structuredRepairTurns"):
+        read("[agent]\nstructuredRepairTurns = 11")
+
+
 @pytest.mark.parametrize(
-    "schema", ['{type = "objekt"}', '{type = "array"}', '{type = "object", "$ref" = "x.json"}']
+    "text",
+    [
+        '[[tools]]\nprovider = "spawn"\ntoolName = "structured_output"',
+        '[agent]\ntools = ["my.tools:structured_output"]',
+    ],
+)
+def test_the_tool_that_children_end_by_keeps_its_name(text: str) -> None:
+    with pytest.raises(ConfigRefused, match="children end by the tool of this name"):
+        read(text)
+
+
+@pytest.mark.parametrize(
+    "schema", ['{type = "objekt"}', '{type = "array", items = 3}', '{type = "object", "$ref" = "x.json"}']
 )
 def test_an_output_schema_outside_the_supported_subset_is_refused_at_load(schema: str) -> None:
     with pytest.raises(ConfigRefused, match=r"'subagent\.outputSchema': output schema refused at \$"):

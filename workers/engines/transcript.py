@@ -24,6 +24,8 @@ ATTEMPT_BORDER = "dsh-tasks/attempt"
 """Row between what one attempt wrote and what the next one writes."""
 PARTIAL = "dsh-tasks/partial"
 """Row with the text of an answer that was cut off when its worker left; the next attempt asks again."""
+REMINDER_KIND = "structured-output-missing"
+"""`source.kind` of the message that reminds a child of the value that it was asked for."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -205,6 +207,20 @@ class Transcript:
         """The text of an answer that was cut off and is asked for again; no model sees it."""
         made = _Made(self.next_seq, self._now_ms())
         made.add(PARTIAL, {**self._place(), "text": text}, ignorable=True)
+        return made.rows
+
+    def reminder(self, text: str, after: Sequence[Row]) -> list[Row]:
+        """The next step, which opens with a message on what is missing; follows the rows `after`."""
+        made = _Made(self.next_seq + len(after), self._now_ms())
+        made.extend(self.next_step(after))
+        source = {"kind": REMINDER_KIND, "form": "notice", "summary": "no structured output yet"}
+        message = {
+            "content": [{"type": "text", "text": text}],
+            "source": source,
+            "role": "user",
+            "id": new_id(),
+        }
+        made.add("user/message", message, surfaceOp="append")
         return made.rows
 
     def end(

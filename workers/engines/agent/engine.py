@@ -18,7 +18,7 @@ from dsh_tasks.surface import messages
 from dsh_tasks.task import Cause, Outcome, Status
 from workers.engines.agent.history import history, joined, with_system
 from workers.engines.agent.model import Models, ResolvedModel
-from workers.engines.agent.structured import INSTRUCTION, StructuredOutput
+from workers.engines.agent.structured import INSTRUCTION, Progress, StructuredOutput
 from workers.engines.agent.tools import load_tools, narrowed, python_tool
 from workers.engines.agent.turn import Given, Turn
 from workers.engines.base import Child, ChildTool, Run
@@ -34,13 +34,18 @@ class AgentEngine:
 
     `tools` are Python tools that every child gets beside those of its place: callables, or their
     import paths `module:callable`. Models and converted histories are shared by the children of one
-    engine; it belongs to one event loop.
+    engine; it belongs to one event loop. A child that ends without the value that it was asked for is
+    told so `structured_repair_turns` times.
 
     Raises ConfigRefused for a tool that does not import or has no schema.
     """
 
     def __init__(
-        self, tools: Sequence[str | Callable[..., Any]] = (), *, models: Models | None = None
+        self,
+        tools: Sequence[str | Callable[..., Any]] = (),
+        *,
+        models: Models | None = None,
+        structured_repair_turns: int = 1,
     ) -> None:
         paths = [tool for tool in tools if isinstance(tool, str)]
         self._tools: tuple[ChildTool, ...] = (
@@ -49,6 +54,7 @@ class AgentEngine:
         )
         self._models = models or Models()
         self._histories = Histories()
+        self._repair_turns = structured_repair_turns
 
     async def run(self, run: Run) -> Outcome:
         """See Engine."""
@@ -63,6 +69,13 @@ class AgentEngine:
             given = self._given(child, model, tools, transcript, inherited, seeded)
         return await Turn(run, transcript, given).play()
 
+    def _structured(self, child: Child) -> StructuredOutput | None:
+        schema = child.policy.output_schema
+        if schema is None:
+            return None
+        progress = Progress.of(event.row() for event in child.log)
+        return StructuredOutput(schema, repair_turns=self._repair_turns, progress=progress)
+
     def _given(
         self,
         child: Child,
@@ -72,8 +85,7 @@ class AgentEngine:
         inherited: Inherited,
         seeded: Sequence[ModelMessage],
     ) -> Given:
-        schema = child.policy.output_schema
-        structured = None if schema is None else StructuredOutput(schema)
+        structured = self._structured(child)
         if structured is not None:
             tools = [*tools, structured.tool]
         system = system_text(child.policy, inherited.system_text)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 from collections.abc import Callable, Collection, Coroutine, Iterator, Mapping, Sequence
 from dataclasses import astuple, dataclass, replace
 from itertools import groupby
@@ -23,6 +24,7 @@ from pydantic_ai.messages import (
     ModelResponsePart,
     TextPart,
     ToolCallPart,
+    UserPromptPart,
 )
 from pydantic_ai.models import ModelRequestParameters, StreamedResponse
 from pydantic_ai.settings import ModelSettings
@@ -41,9 +43,9 @@ from workers.engines.agent.ending import (
     of_finish,
     over_budget,
 )
-from workers.engines.agent.history import answer_blocks, arguments_of, tool_return
+from workers.engines.agent.history import answer_blocks, arguments_of, joined, tool_return
 from workers.engines.agent.model import ResolvedModel
-from workers.engines.agent.structured import StructuredOutput
+from workers.engines.agent.structured import TOOL_NAME, StructuredOutput
 from workers.engines.agent.tools import definition, dispatch
 from workers.engines.base import BudgetExceeded, ChildTool, Fenced, Run, StopReason, ToolAnswer
 from workers.engines.open_turn import OpenTurn, Row
@@ -54,7 +56,6 @@ MAX_STEPS = 1_000
 WRITE_GRACE_S = 2.0
 """How long a cancelled turn waits to learn whether a write that is under way was accepted."""
 BYTES_PER_TOKEN = 4
-OVER = "Error: refused, the result was already given"
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,6 +133,8 @@ class Turn:
             return ending
         self._messages = self._given.conversation(self._transcript.rows)
         while self._transcript.step <= MAX_STEPS:
+            if (ending := self._value_ending()) is not None:
+                return ending
             try:
                 response = await self._ask()
             except Fenced:
@@ -144,9 +147,10 @@ class Turn:
             ending = self._finish(response)
             calls = [] if ending is not None else calls_of(response)
             self._take(response, with_calls=bool(calls))
-            if not calls:
-                return ending or (COMPLETED if self._given.structured is None else NO_VALUE)
-            ending = await self._work(calls)
+            if calls:
+                await self._work(calls)
+                continue
+            ending = ending or await self._without_calls()
             if ending is not None:
                 return ending
         return failed(f"no end after {MAX_STEPS} model steps", "TOO_MANY_STEPS")
@@ -154,14 +158,40 @@ class Turn:
     async def _go_on(self) -> Ending | None:
         """What an earlier attempt left open in its last step; the ending that it brings, if any."""
         turn = self._given.left_open
-        if turn is not None and self._given.structured is not None:
-            self._given.structured.restore(self._transcript.rows)
         if turn is None or not turn.has_answer:
             return None
         if not turn.calls:
-            return COMPLETED if self._given.structured is None else NO_VALUE
+            return await self._without_calls()
         begun = {call.id for call in turn.left if call.mark is not None}
-        return await self._work([Call(call.id, call.name, call.arguments) for call in turn.left], begun)
+        await self._work([Call(call.id, call.name, call.arguments) for call in turn.left], begun)
+        return None
+
+    async def _without_calls(self) -> Ending | None:
+        """The model has ended its turn: the end of it, or none where it is told that its value is missing."""
+        if self._given.structured is None:
+            return COMPLETED
+        return None if await self._reminded() else NO_VALUE
+
+    def _value_ending(self) -> Ending | None:
+        """The ending that a structured value brings, or that too many invalid ones bring."""
+        structured = self._given.structured
+        if structured is None or not structured.is_over:
+            return None
+        return COMPLETED if structured.has_value else INVALID_VALUES
+
+    async def _reminded(self) -> bool:
+        """Tell a child that ends without its value what is missing; False where nothing is left to say."""
+        structured = self._given.structured
+        text = None if structured is None else structured.reminder()
+        if text is None:
+            return False
+        await self._write([*self._unwritten, *self._transcript.reminder(text, self._unwritten)])
+        last = self._messages[-1] if self._messages else None
+        if isinstance(last, ModelResponse) and not has_text(last):
+            # Providers refuse an answer that says nothing, and reasoning goes as a whole.
+            self._messages.pop()
+        self._messages = joined(self._messages, [ModelRequest([UserPromptPart(text)])])
+        return True
 
     # -- the model --------------------------------------------------------------------------------
 
@@ -216,8 +246,8 @@ class Turn:
 
     # -- the tools --------------------------------------------------------------------------------
 
-    async def _work(self, calls: Sequence[Call], begun: Collection[str] = ()) -> Ending | None:
-        """Run calls of the answer in its order; the ending that they bring, if any.
+    async def _work(self, calls: Sequence[Call], begun: Collection[str] = ()) -> None:
+        """Run calls of the answer in its order.
 
         Those in `begun` have their mark from an earlier attempt.
         """
@@ -245,17 +275,16 @@ class Turn:
                 await self._write([*self._unwritten, *marks])
             await together([one(call) for call in batch])
         self._messages.append(ModelRequest(results))
-        if structured is None or not structured.is_over:
-            return None
-        return COMPLETED if structured.has_value else INVALID_VALUES
 
     async def _answer(self, call: Call) -> ToolAnswer:
         structured = self._given.structured
-        if structured is not None and structured.has_value:
-            return ToolAnswer(OVER, is_error=True)
+        if structured is not None and structured.is_over:
+            return ToolAnswer(structured.refusal, is_error=True)
         self._run.check_lease()
         # A name that no tool has is the model's own words.
         self._run.activity(f"tool:{call.name}" if call.name in self._given.tools else "tool")
+        if structured is not None and call.name == TOOL_NAME:
+            return structured.answer(call.arguments)
         answer = await dispatch(
             self._given.tools, call.name, call.arguments, call.id, task_id=self._run.child.task_id
         )
@@ -296,15 +325,16 @@ class Turn:
     def _outcome(self, ending: Ending) -> Outcome:
         rows = [*self._unwritten, *self._partial()]
         rows += self._transcript.end(ending.kind, rows, error=ending.error)
-        structured = self._given.structured
-        has_value = ending is COMPLETED and structured is not None and structured.has_value
+        structured = self._given.structured if ending is COMPLETED else None
+        value = None if structured is None else structured.json
         return Outcome(
             ending.status,
             ending.cause,
             ending.detail,
             output=own_text([*self._transcript.rows, *rows]),
-            structured=structured.value if has_value and structured is not None else None,
-            has_structured=has_value,
+            structured=None if value is None else json.loads(value),
+            has_structured=value is not None,
+            structured_json=value,
             usage=self._usage,
             rows=tuple(rows),
         )
@@ -343,6 +373,11 @@ def estimated_tokens(messages: Sequence[ModelMessage], parameters: ModelRequestP
         for tool in parameters.function_tools
     )
     return size // BYTES_PER_TOKEN + 1
+
+
+def has_text(response: ModelResponse) -> bool:
+    """The answer says something, in text."""
+    return any(isinstance(part, TextPart) and part.content.strip() for part in response.parts)
 
 
 def calls_of(response: ModelResponse) -> list[Call]:
