@@ -79,6 +79,8 @@ class SubagentToolConfig(_Row):
     """Bends the contract: a failed foreground call shows the child's partial output, marked as such."""
     overlapping_calls: bool = False
     """Bends the contract: a parent loop may run calls of this tool beside each other."""
+    fenced_output: bool = False
+    """Bends the contract: what a child says is shown in a fence that names it as the child's words."""
 
     @property
     def is_continuable(self) -> bool:
@@ -93,6 +95,7 @@ class SubagentToolConfig(_Row):
             persona=self.persona,
             output_schema=self.output_schema,
             max_depth=self.max_depth,
+            fenced_output=self.fenced_output or None,
         )
 
 
@@ -236,7 +239,6 @@ def _check_schema(name: str, schema: dict[str, Any]) -> None:
 _CONTINUABLE = "comes with continuable children, which are not built yet"
 _LATER: Mapping[str, str] = {
     "continuableNotices": _CONTINUABLE,
-    "fencedOutput": "the fence around a child's words is not built yet",
     "promoteForegroundAfterMs": "promotion of a foreground call is not built yet",
     "forkTurns": "a window that the model chooses is not built yet; name one provider for each window",
 }

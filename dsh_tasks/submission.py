@@ -75,6 +75,8 @@ class Policy(_Value):
     persona: str | None = None
     output_schema: dict[str, Any] | None = None
     max_depth: MaxDepth = 3
+    fenced_output: bool | None = None
+    """Tools show the child's words to a model in a fence; None is no."""
     parent_route: Route | None = None
     """The route of the parent's log; used where nothing else names a model."""
 
@@ -106,10 +108,13 @@ def resolve_policy(
     persona: str | None,
     output_schema: Mapping[str, Any] | None,
     max_depth: MaxDepth,
+    fenced_output: bool = False,
 ) -> Policy:
     """The policy of one start, checked. What was left out stays out. Raises OptionRefused, SchemaRefused."""
     if isinstance(max_depth, bool) or (isinstance(max_depth, int) and max_depth < 0):
         raise OptionRefused("max_depth", "a whole number from 0, or 'provider-managed'")
+    if not isinstance(fenced_output, bool):
+        raise OptionRefused("fenced_output", "true or false")
     if output_schema is not None:
         check_schema(output_schema)
     route = parent.model_route() if parent is not None else None
@@ -117,6 +122,7 @@ def resolve_policy(
         "persona": persona,
         "output_schema": dict(output_schema) if output_schema is not None else None,
         "max_depth": max_depth,
+        "fenced_output": fenced_output or None,
         "parent_route": Route(provider=route[0], model=route[1]) if route else None,
     }
     if agent_options is not None:

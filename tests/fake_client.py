@@ -63,6 +63,7 @@ class FakeOutput:
     wait_capped: bool = False
     structured: Any = None
     has_structured: bool = False
+    fenced: bool = False
 
     @property
     def structured_json(self) -> str:
@@ -78,7 +79,12 @@ class FakeReceipt:
 
 
 def an_output(
-    text: str = "", *, structured: Any = None, has_structured: bool = False, **task: Any
+    text: str = "",
+    *,
+    structured: Any = None,
+    has_structured: bool = False,
+    fenced: bool = False,
+    **task: Any,
 ) -> FakeOutput:
     """The whole output of a task; a text of a task that did not complete is partial."""
     total = len(text.encode())
@@ -89,7 +95,9 @@ def an_output(
         partial=bool(text) and status in (Status.FAILED, Status.KILLED),
         **task,
     )
-    return FakeOutput(made, text, total_bytes=total, structured=structured, has_structured=has_structured)
+    return FakeOutput(
+        made, text, total_bytes=total, structured=structured, has_structured=has_structured, fenced=fenced
+    )
 
 
 def failed(cause: Cause, detail: str = "", text: str = "") -> FakeOutput:

@@ -209,13 +209,15 @@ class AsyncClient:
         instance: str | None = None,
         engine: str | None = None,
         deadline_ms: int | None = None,
+        fenced_output: bool = False,
     ) -> AsyncRun:
         """Start one child of `provider` with a frozen seed of `parent`, and return once it is accepted.
 
         The owner is `owner`, else the client's, else the parent log's session. `key` makes the call
         idempotent for this owner: asked again it returns the same task; with another prompt, label, mode
         or instance it is a KeyConflict. `max_depth` is absolute; 0 forbids. `deadline_ms` is its longest
-        life from acceptance, waiting included: past it the task ends, cause `deadline`. A file as
+        life from acceptance, waiting included: past it the task ends, cause `deadline`. `fenced_output`:
+        tools show its words to a model in a fence that names them as its own. A file as
         `parent` is read as it is now. Events are values: what an earlier start has seen of them is not
         looked at again.
 
@@ -236,6 +238,7 @@ class AsyncClient:
             instance=instance,
             engine=engine,
             deadline_ms=deadline_ms,
+            fenced_output=fenced_output,
         )
         if isinstance(parent, SessionFile):
             await asyncio.to_thread(parent.refresh)
@@ -286,6 +289,7 @@ class AsyncClient:
             persona=asked.persona,
             output_schema=asked.output_schema,
             max_depth=asked.max_depth,
+            fenced_output=asked.fenced_output,
         )
         session = owner if owner is not None else self.owner
         if session is None and parent is not None:
@@ -410,6 +414,7 @@ class AsyncClient:
             structured=first.record.structured,
             has_structured=first.record.has_structured,
             structured_json=first.record.structured_json,
+            fenced=first.record.fenced_output,
         )
 
     async def wait(

@@ -35,6 +35,8 @@ class Output:
     has_structured: bool
     structured_json: str
     """The structured value as the child wrote it, to the letter; '' where there is none."""
+    fenced: bool
+    """Whoever shows the text to a model names it as the child's words (`fencedOutput`)."""
 
 
 @dataclass(frozen=True, slots=True)

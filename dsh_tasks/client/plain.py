@@ -162,6 +162,7 @@ class Client:
         instance: str | None = None,
         engine: str | None = None,
         deadline_ms: int | None = None,
+        fenced_output: bool = False,
     ) -> Run:
         """Start one child; see AsyncClient.start."""
         run = self.call(
@@ -181,6 +182,7 @@ class Client:
                 instance=instance,
                 engine=engine,
                 deadline_ms=deadline_ms,
+                fenced_output=fenced_output,
             )
         )
         return Run(self, run)

@@ -31,6 +31,7 @@ class Start:
     instance: str | None = None
     engine: str | None = None
     deadline_ms: int | None = None
+    fenced_output: bool = False
 
 
 def life_ms(asked: int | None, settings: Settings) -> int:

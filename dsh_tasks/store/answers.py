@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -83,6 +84,11 @@ class Record:
     has_structured: bool
     structured_json: str
     """The value as it was written; '' where there is none."""
+
+    @property
+    def fenced_output(self) -> bool:
+        """The start asked for a fence around the child's words."""
+        return json.loads(self.policy).get("fenced_output") is True
 
     def child_header(self, *, seeded: bool) -> Header:
         """Header of the child's own log; its depth is the record's (rule 8)."""

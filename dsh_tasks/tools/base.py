@@ -48,6 +48,8 @@ class Output(Protocol):
     def has_structured(self) -> bool: ...
     @property
     def structured_json(self) -> str: ...
+    @property
+    def fenced(self) -> bool: ...
 
 
 class KillReceipt(Protocol):
@@ -100,6 +102,7 @@ class TaskClient(Protocol):
         mode: Literal["foreground", "background"] = "background",
         instance: str | None = None,
         deadline_ms: int | None = None,
+        fenced_output: bool = False,
     ) -> Run: ...
 
     async def output(

@@ -25,6 +25,7 @@ from dsh_tasks.tools.base import (
     refused,
     until_aborted,
 )
+from dsh_tasks.tools.fence import fenced
 
 
 class SubagentTool(Tool):
@@ -115,6 +116,7 @@ class SubagentTool(Tool):
             mode="background" if in_background else "foreground",
             instance=self.name,
             deadline_ms=self.config.deadline_ms,
+            fenced_output=self.config.fenced_output,
         )
         return await until_aborted(starting, call.abort)
 
@@ -154,15 +156,17 @@ class SubagentTool(Tool):
             return errored(f"{message}; {wording.PARTIAL_HINT}", **facts)
         result = errored(message, **facts, partialOutput=output.text)
         return ToolResult(
-            result.value, f"{result.text}\n{wording.PARTIAL_MARK}\n{output.text}", is_error=True
+            result.value,
+            f"{result.text}\n{wording.PARTIAL_MARK}\n{_said(output.text, output)}",
+            is_error=True,
         )
 
 
 def _completed(run: Run, output: Output) -> ToolResult:
     if output.has_structured:
-        blocks, text = [output.structured], output.structured_json
+        blocks, text = [output.structured], _said(output.structured_json, output)
     elif output.text:
-        blocks, text = [{"type": "text", "text": output.text}], output.text
+        blocks, text = [{"type": "text", "text": output.text}], _said(output.text, output)
     else:
         blocks, text = [], wording.NO_OUTPUT
     if output.next_offset is not None and not output.has_structured:
@@ -171,6 +175,11 @@ def _completed(run: Run, output: Output) -> ToolResult:
             f"task_output, task_id {run.id}, offset {output.next_offset}]"
         )
     return ToolResult({"kind": "foreground", "runId": run.id, "output": blocks}, text)
+
+
+def _said(text: str, output: Output) -> str:
+    """The child's words as the model reads them."""
+    return fenced(text, output.task.id) if output.fenced else text
 
 
 async def _disposal(run: Run) -> Exception | None:

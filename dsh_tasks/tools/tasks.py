@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any
 
 from dsh_tasks.errors import TaskNotFound
@@ -21,7 +22,8 @@ from dsh_tasks.tools.base import (
     status_line,
     until_aborted,
 )
-from dsh_tasks.tools.page import STATUS_SHARE, Page, fit, fit_lines
+from dsh_tasks.tools.fence import fenced
+from dsh_tasks.tools.page import STATUS_SHARE, Page, as_it_is, fit, fit_lines
 from dsh_tasks.tools.wording import detail_of
 
 KIND = "subagent"
@@ -103,7 +105,8 @@ def _read(output: Output, asked_offset: int, notes: Sequence[str], client: TaskC
         told.insert(0, _nothing(task, asked_offset, total))
     elif task.partial:
         told.insert(0, "[partial output, the task did not complete]")
-    page = fit(text, offset=offset, total=total, notes=told, status=status, limit_bytes=limit)
+    framed = partial(fenced, task_id=task.id) if output.fenced else as_it_is
+    page = fit(text, offset=offset, total=total, notes=told, status=status, limit_bytes=limit, framed=framed)
     return ToolResult(_value(output, page, offset, total), page.answer)
 
 

@@ -13,6 +13,7 @@ from dsh_tasks.settings import Settings
 from dsh_tasks.store import Claimed, Fence
 from dsh_tasks.task import Outcome, Status
 from dsh_tasks.tools import TaskOutputTool
+from dsh_tasks.tools.fence import fenced as framed
 
 EXACT = [
     "1.0",
@@ -49,5 +50,21 @@ def test_a_caller_reads_the_json_that_the_model_wrote(settings: Settings, writte
             answer = await TaskOutputTool(client).call({"task_id": run.id})
             assert answer.text == f"{written}\n[status: completed]"
             assert repr(answer.value["structured"]) == repr(json.loads(written))
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("fenced", [True, False])
+def test_the_record_says_whether_its_words_are_fenced(settings: Settings, fenced: bool) -> None:
+    async def main() -> None:
+        async with AsyncClient.connect(settings, owner="s-1") as client:
+            run = await client.start("spawn", prompt="go", fenced_output=fenced)
+            claimed = await client.store.claim(run.id, "token", "here:1")
+            assert isinstance(claimed, Claimed)
+            outcome = Outcome(Status.COMPLETED, output="said")
+            await client.store.settle(run.id, claimed.record.task.root, Fence(1, "token"), outcome, 0, [])
+            answer = await TaskOutputTool(client).call({"task_id": run.id})
+            words = framed("said", run.id) if fenced else "said"
+            assert answer.text == f"{words}\n[status: completed]"
 
     asyncio.run(main())

@@ -77,6 +77,7 @@ def test_every_option_of_a_tool_is_read() -> None:
         maxDepth = "provider-managed"
         partialOutputInErrors = true
         overlappingCalls = true
+        fencedOutput = true
         agentOptions = {provider = "a", model = "m", maxTokens = 5}
         toolFilter = {allow = ["read"], deny = []}
         outputSchema = {type = "object"}
@@ -91,6 +92,7 @@ def test_every_option_of_a_tool_is_read() -> None:
         max_depth="provider-managed",
         partial_output_in_errors=True,
         overlapping_calls=True,
+        fenced_output=True,
         agent_options=AgentOptions(provider="a", model="m", max_tokens=5),
         tool_filter=ToolFilter(allow=("read",), deny=()),
         output_schema={"type": "object"},
@@ -120,7 +122,7 @@ def test_every_commented_option_of_the_example_loads_too() -> None:
         [line for line in part.splitlines() if line.startswith("# ") and " = " in line]
         for part in (text, agent)
     )
-    assert (len(of_tools), len(of_agent)) == (9, 1)
+    assert (len(of_tools), len(of_agent)) == (10, 1)
     for line in of_agent:
         assert read(f"[agent]\n{line[2:]}").agent
     for line in of_tools:
@@ -241,8 +243,8 @@ REFUSED = {
         "configuration of 'tools[0].continuableNotices': comes with continuable children, which are not built yet",
     ),
     "fence": (
-        '[[tools]]\nprovider = "spawn"\nfencedOutput = true',
-        "configuration of 'tools[0].fencedOutput': the fence around a child's words is not built yet",
+        '[[tools]]\nprovider = "spawn"\nfencedOutput = 1',
+        "configuration of 'tools[0].fencedOutput': input should be a valid boolean",
     ),
     "promotion": (
         '[[tools]]\nprovider = "spawn"\npromoteForegroundAfterMs = 1',
