@@ -81,6 +81,8 @@ class SubagentToolConfig(_Row):
     """Bends the contract: a parent loop may run calls of this tool beside each other."""
     fenced_output: bool = False
     """Bends the contract: what a child says is shown in a fence that names it as the child's words."""
+    promote_foreground_after_ms: Annotated[int, Field(ge=1)] | None = None
+    """Bends the contract: a foreground call whose child has not ended by then lets it go on in background."""
 
     @property
     def is_continuable(self) -> bool:
@@ -225,6 +227,11 @@ def _check_tool(registry: Registry, tool: SubagentToolConfig) -> None:
         raise ConfigRefused(
             f"{tool.tool_name}.backgroundMode", "continuable children are not built yet; say 'one-shot'"
         )
+    if tool.promote_foreground_after_ms is not None and not tool.enable_run_in_background:
+        raise ConfigRefused(
+            f"{tool.tool_name}.promoteForegroundAfterMs",
+            "it makes background tasks, and enableRunInBackground is false; leave out one of the two",
+        )
     if tool.output_schema is not None:
         _check_schema(f"{tool.tool_name}.outputSchema", tool.output_schema)
 
@@ -239,7 +246,6 @@ def _check_schema(name: str, schema: dict[str, Any]) -> None:
 _CONTINUABLE = "comes with continuable children, which are not built yet"
 _LATER: Mapping[str, str] = {
     "continuableNotices": _CONTINUABLE,
-    "promoteForegroundAfterMs": "promotion of a foreground call is not built yet",
     "forkTurns": "a window that the model chooses is not built yet; name one provider for each window",
 }
 """Options that DESIGN 10 allows and that come later: known, and refused with the reason."""

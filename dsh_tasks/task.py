@@ -139,6 +139,12 @@ class Task:
     usage: Usage
     now_ms: int
     """The server's clock when this was read."""
+    mode: str = "background"
+    """`foreground` while a call waits for its end, else `background`."""
+    promoted_ms: int | None = None
+    """When the wait of a call was turned into a background task; None where it was not."""
+    promoted_after_ms: int | None = None
+    """The time that this call had (`promoteForegroundAfterMs`); None where somebody asked for it."""
 
     @property
     def is_terminal(self) -> bool:

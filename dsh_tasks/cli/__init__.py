@@ -27,6 +27,7 @@ COMMANDS: dict[str, Callable[..., object]] = {
     "wait": tasks.wait,
     "list": tasks.list_tasks,
     "kill": tasks.kill,
+    "promote": tasks.promote,
     "notices": tasks.notices,
     "prune": tasks.prune,
     "doctor": doctor.doctor,

@@ -1,7 +1,8 @@
-"""`output`, `wait`, `list`, `kill`, `notices`: one verb of the client each."""
+"""`output`, `wait`, `list`, `kill`, `promote`, `notices`: one verb of the client each."""
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from typing import Annotated, Any
 
 import typer
@@ -22,7 +23,7 @@ from dsh_tasks.cli.connection import OwnerOption, TaskArgument, connected
 from dsh_tasks.cli.render import counted, notice_value, plain_row, print_tasks, receipt_value, task_value
 from dsh_tasks.client import Output, Waited
 from dsh_tasks.notice import Notice
-from dsh_tasks.store import KillReceipt
+from dsh_tasks.store import KillReceipt, Promotion
 from dsh_tasks.task import Task
 from dsh_tasks.tools.base import status_line
 from dsh_tasks.tools.wording import detail_of
@@ -226,6 +227,28 @@ def kill(
     else:
         for line in receipt_lines(receipt):
             say(line)
+    return DONE
+
+
+def promote(task_id: TaskArgument, owner: OwnerOption = None, as_json: AsJson = False) -> int:
+    """Let a foreground call go: what it waits for goes on as a background task.
+
+    The call returns at once, wherever it waits; a notice tells its owner of the end.
+    """
+
+    async def promoted() -> Promotion:
+        async with connected(owner) as client:
+            return await client.promote(task_id)
+
+    told = awaited(promoted())
+    if as_json:
+        emit({**asdict(told), "status": told.status.value})
+    elif told.accepted:
+        say(f"{told.task_id} goes on in the background")
+    elif told.in_background:
+        say(f"{told.task_id} was started in the background; nothing was changed")
+    else:
+        say(f"{told.task_id} ends where it is waited for, status {told.status.value}; nothing was changed")
     return DONE
 
 

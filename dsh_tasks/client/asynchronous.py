@@ -17,6 +17,7 @@ from typing import Any, Self
 
 from dsh_tasks.cancellation import to_the_end
 from dsh_tasks.client.endings import AsyncSubscription, OnEndings
+from dsh_tasks.client.foreground import foreground_end
 from dsh_tasks.client.output import Output, Page, check_page, check_timeout
 from dsh_tasks.client.parents import Forked, Parents
 from dsh_tasks.client.publisher import Publisher
@@ -46,6 +47,7 @@ from dsh_tasks.store import (
     KillReceipt,
     Link,
     NewTask,
+    Promotion,
     Record,
     Store,
     Wakeups,
@@ -80,21 +82,37 @@ LIST_MOST = 10_000
 class AsyncRun:
     """A started child: `result()` waits for its end, `dispose()` frees what it still holds."""
 
-    def __init__(self, client: AsyncClient, accepted: Accepted) -> None:
+    def __init__(self, client: AsyncClient, accepted: Accepted, mode: Mode = "background") -> None:
         self._client = client
         self.id = accepted.task_id
+        self.mode = mode
+        """As it was started: a run in the foreground is waited for by the call that started it."""
         self.repeated = accepted.repeated
         """The call had started this task before; nothing was started now."""
         self.depth = accepted.depth
 
-    async def result(self) -> Output:
-        """Wait for the end, however long. Raises StoreUnavailable where the server stays away."""
-        await self._client.waiter.until_ended(self.id, None)
+    async def result(self, *, promote_after_ms: int | None = None) -> Output:
+        """Wait for the end, however long. Raises StoreUnavailable where the server stays away.
+
+        A run in the foreground raises Promoted where it was turned into a background task: by `promote`,
+        from another process too, or by this wait, where it has not ended `promote_after_ms` after its start.
+        """
+        if self.mode == "foreground":
+            await foreground_end(self._client, self.id, promote_after_ms)
+        else:
+            await self._client.waiter.until_ended(self.id, None)
         return await self._client.output(self.id, limit_bytes=self._client.settings.output_max_bytes)
 
-    async def dispose(self) -> None:
-        """Kill what still runs and wait until it has ended. Twice is once."""
-        await self._client.dispose(self.id)
+    async def promote(self) -> Promotion:
+        """Turn the wait for this run into a background task; see AsyncClient.promote."""
+        return await self._client.promote(self.id)
+
+    async def dispose(self) -> bool:
+        """Kill what still runs and wait until it has ended. Twice is once.
+
+        What was promoted stays: False.
+        """
+        return await self._client.dispose(self.id, unless_promoted=self.mode == "foreground")
 
 
 class AsyncClient:
@@ -243,7 +261,7 @@ class AsyncClient:
         if isinstance(parent, SessionFile):
             await asyncio.to_thread(parent.refresh)
         (verdict,) = await self._submit([await self._prepared(asked, parent, owner)])
-        return self._run_of(verdict)
+        return self._run_of(verdict, asked)
 
     async def start_many(
         self,
@@ -268,15 +286,18 @@ class AsyncClient:
             except (InputRefused, LimitReached) as error:
                 prepared.append(error)
         verdicts = iter(await self._submit([new for new in prepared if isinstance(new, NewTask)]))
-        return [self._run_or_error(next(verdicts) if isinstance(new, NewTask) else new) for new in prepared]
+        return [
+            self._run_or_error(next(verdicts) if isinstance(new, NewTask) else new, asked)
+            for new, asked in zip(prepared, starts, strict=True)
+        ]
 
-    def _run_or_error(self, verdict: Accepted | DshTasksError) -> AsyncRun | DshTasksError:
-        return verdict if isinstance(verdict, DshTasksError) else AsyncRun(self, verdict)
+    def _run_or_error(self, verdict: Accepted | DshTasksError, asked: Start) -> AsyncRun | DshTasksError:
+        return verdict if isinstance(verdict, DshTasksError) else AsyncRun(self, verdict, asked.mode)
 
-    def _run_of(self, verdict: Accepted | DshTasksError) -> AsyncRun:
+    def _run_of(self, verdict: Accepted | DshTasksError, asked: Start) -> AsyncRun:
         if isinstance(verdict, DshTasksError):
             raise verdict
-        return AsyncRun(self, verdict)
+        return AsyncRun(self, verdict, asked.mode)
 
     async def _prepared(
         self, asked: Start, parent: Session | SessionFile | None, owner: str | None
@@ -326,6 +347,7 @@ class AsyncClient:
                 blocks, label=asked.label, mode=asked.mode, instance=asked.instance or asked.provider
             ),
             deadline_ms=deadline_ms,
+            mode=asked.mode,
         )
 
     async def _seed(self, source: Provider, parent: Session | SessionFile | None) -> Seed:
@@ -562,13 +584,37 @@ class AsyncClient:
             fence=self.fence,
         )
 
-    async def dispose(self, task_id: str) -> None:
-        """Kill what still runs and wait until it has ended. Raises StoreUnavailable, StillRunning never."""
-        if (await self.task(task_id)).is_terminal:
-            return
-        await self.kill(task_id, reason="disposed by the call that started it")
+    async def promote(self, task_id: str, *, after_ms: int | None = None) -> Promotion:
+        """Turn the wait of a foreground call into a background task: the call returns, the task goes on.
+
+        For its owner, in whatever process, and for operators. `after_ms` is the time that the call had, where
+        that is why. It races its end, and one of the two wins: the call has the result, or a notice tells it.
+        Twice is once. Raises TaskNotFound, OwnerNotRunning, StoreUnavailable.
+        """
+        check_page(task_id, None, 0, None)
+        return await self.store.promote(task_id, caller=self.caller, fence=self.fence, after_ms=after_ms)
+
+    async def dispose(self, task_id: str, *, unless_promoted: bool = False) -> bool:
+        """Kill what still runs and wait until it has ended. Raises StoreUnavailable, StillRunning never.
+
+        `unless_promoted`: a task that no call waits for in the foreground any more stays; then False.
+        """
+        task = await self.task(task_id)
+        if task.is_terminal:
+            return not unless_promoted or task.mode == "foreground"
+        await self.store.kill(
+            task_id,
+            caller=self.caller,
+            token=secrets.token_hex(16),
+            detail="disposed by the call that started it",
+            fence=self.fence,
+            only_foreground=unless_promoted,
+        )
+        if unless_promoted and not (await self.store.awaited(task_id)).is_foreground:
+            return False
         bound_s = self.settings.kill_deadline_ms / 1000 + self.settings.grace_ms / 1000 + 5
         await self.waiter.until_ended(task_id, bound_s)
+        return True
 
     async def prune(self, *, older_than_ms: int) -> dict[str, int]:
         """Remove the records of tasks that ended so long ago, leaves first, with logs, outputs and seeds.

@@ -2,6 +2,7 @@
 
 from dsh_tasks.store.answers import (
     Accepted,
+    Awaited,
     BudgetSpent,
     Claimed,
     DueTask,
@@ -11,6 +12,7 @@ from dsh_tasks.store.answers import (
     NewTask,
     NotClaimed,
     OutputPage,
+    Promotion,
     Record,
     Settled,
     Verdict,
@@ -24,6 +26,7 @@ from dsh_tasks.store.wakeups import Wakeups
 
 __all__ = [
     "Accepted",
+    "Awaited",
     "BudgetSpent",
     "Claimed",
     "DueTask",
@@ -39,6 +42,7 @@ __all__ = [
     "Outbox",
     "OutboxState",
     "OutputPage",
+    "Promotion",
     "Record",
     "Settled",
     "Store",

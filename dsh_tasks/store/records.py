@@ -38,6 +38,9 @@ LISTED = [
     "input_tokens",
     "output_tokens",
     "model_calls",
+    "mode",
+    "promoted",
+    "promoted_after",
 ]
 
 
@@ -104,6 +107,9 @@ def task_of(raw: Mapping[str, bytes], *, now_ms: int) -> Task:
         has_output=number("output_bytes") > 0,
         usage=Usage(number("input_tokens"), number("output_tokens"), number("model_calls")),
         now_ms=now_ms,
+        mode=text("mode"),
+        promoted_ms=maybe("promoted"),
+        promoted_after_ms=maybe("promoted_after"),
     )
 
 

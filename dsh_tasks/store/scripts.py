@@ -24,6 +24,7 @@ NAMES = (
     "kill",
     "look",
     "mark",
+    "promote",
     "read",
     "reap",
     "settle",

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from dsh_tasks.config import Config, SubagentToolConfig, load_config
-from dsh_tasks.errors import KeyConflict, LimitReached, OwnerNotRunning, StoreUnavailable
+from dsh_tasks.errors import Promoted, KeyConflict, LimitReached, OwnerNotRunning, StoreUnavailable
 from dsh_tasks.provider import Capabilities, Kind, Provider, Registry, fork_lite
 from dsh_tasks.session import Header, Session
 from dsh_tasks.settings import Settings
@@ -641,6 +641,72 @@ def test_dispose_failing_after_a_completed_child_is_an_errored_result_that_tells
         f"Error: disposing of {RUN_ID} failed: RuntimeError; "
         "it had completed and its output can be read with task_output",
     )
+
+
+# -- foreground: promoted -----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("after_ms", "why"),
+    [(None, "the call was turned into a background task"), (5_000, "no end within 5000 ms")],
+)
+def test_a_promoted_call_returns_the_background_value_and_says_why(after_ms: int | None, why: str) -> None:
+    result = foreground(Promoted(RUN_ID, after_ms=after_ms))
+    assert result == ToolResult(
+        {"kind": "background", "taskId": RUN_ID},
+        f"started background subagent task {RUN_ID}\n[{why}; the subagent goes on, collect it with task_output]",
+    )
+    background = answer(a_tool(), BACKGROUND)
+    assert result.value == background.value
+    assert result.text.splitlines()[0] == background.text
+
+
+def test_the_time_of_a_foreground_call_is_its_instances() -> None:
+    for after_ms in (None, 700):
+        run = FakeRun(RUN_ID)
+        answer(a_tool(FakeClient(run=run), promote_foreground_after_ms=after_ms), TASK)
+        assert run.promote_after_ms == after_ms
+
+
+def test_a_call_is_let_go_by_its_id_while_it_waits() -> None:
+    async def scenario() -> ToolResult:
+        run = FakeRun(RUN_ID, ends=asyncio.Event())
+        tool = a_tool(FakeClient(run=run))
+        calling = asyncio.ensure_future(tool.call(TASK, Call(call_id="c1")))
+        await run.waiting.wait()
+        assert await tool.promote("c2") is False
+        assert await tool.promote("c1") is True
+        result = await calling
+        assert await tool.promote("c1") is False
+        return result
+
+    assert asyncio.run(scenario()).value == {"kind": "background", "taskId": RUN_ID}
+
+
+def test_a_promotion_that_comes_too_late_is_none() -> None:
+    async def scenario() -> None:
+        run = FakeRun(RUN_ID, ends=asyncio.Event(), promotes=False)
+        tool = a_tool(FakeClient(run=run))
+        calling = asyncio.ensure_future(tool.call(TASK, Call(call_id="c1")))
+        await run.waiting.wait()
+        assert await tool.promote("c1") is False
+        run.ends.set()
+        assert (await calling).text == "42"
+
+    asyncio.run(scenario())
+
+
+def test_an_aborted_call_whose_child_was_promoted_meanwhile_says_that_it_goes_on() -> None:
+    async def scenario() -> ToolResult:
+        run, abort = FakeRun(RUN_ID, ends=asyncio.Event()), asyncio.Event()
+        calling = asyncio.ensure_future(a_tool(FakeClient(run=run)).call(TASK, Call(abort=abort)))
+        await run.waiting.wait()
+        run.output = Promoted(RUN_ID)
+        abort.set()
+        return await calling
+
+    result = asyncio.run(scenario())
+    assert (result.value, result.is_error) == ({"kind": "background", "taskId": RUN_ID}, False)
 
 
 # -- foreground: the caller goes ----------------------------------------------------------------

@@ -301,13 +301,22 @@ class Machine:
     # -- from outside ---------------------------------------------------------------------------------
 
     def kill(
-        self, task_id: str, caller: str, token: str, detail: str, proof: Proof | None, most: int = 1_000
+        self,
+        task_id: str,
+        caller: str,
+        token: str,
+        detail: str,
+        proof: Proof | None,
+        most: int = 1_000,
+        only_foreground: bool = False,
     ) -> Answer:
         """All steps of a kill."""
         taken: dict[str, str] = {}
         for step in range(1_000):
-            answer = self.kill_step(task_id, caller, f"{token}:{step}", detail, proof, most)
-            if answer[0] == "over":
+            answer = self.kill_step(
+                task_id, caller, f"{token}:{step}", detail, proof, most, only_foreground=only_foreground
+            )
+            if answer[0] in ("over", "kept"):
                 return "receipt", bool(taken), taken.get(task_id, answer[1]), tuple(taken.items())
             if answer[0] != "killed":
                 return answer
@@ -325,6 +334,7 @@ class Machine:
         proof: Proof | None,
         most: int,
         cause: str = "",
+        only_foreground: bool = False,
     ) -> Answer:
         """One step: it looks at `most` tasks, and marks the top while more are to follow."""
         if token in self.receipts:
@@ -337,6 +347,8 @@ class Machine:
         resumed = task_id in self.walks
         if top.is_terminal and not resumed:
             return "over", top.status
+        if only_foreground and top.mode != "foreground" and not resumed:
+            return "kept", top.status
         is_late = cause == "deadline"
         if is_late and not resumed and (top.stop or not top.deadline or top.deadline > self.now):
             return "over", top.status
@@ -372,6 +384,21 @@ class Machine:
         answer: Answer = ("killed", bool(ahead), tuple(took))
         self.receipts[token] = answer, self.now + self.times.answer
         return answer
+
+    def promote(self, task_id: str, caller: str, proof: Proof | None, after: int | None) -> Answer:
+        """A call that waits is let go; what has ended, or is to end, is told where it was waited for."""
+        if caller and (why := self.refusal(caller, proof)):
+            return "not_running", why
+        task = self.tasks.get(task_id)
+        if task is None or caller not in ("", task.owner):
+            return ("missing",)
+        if task.promoted is None and task.mode == "foreground":
+            if task.is_terminal or task.status == "stopping":
+                return False, False, task.status
+            if self.dying_with(task_id):
+                return False, False, "stopping"
+            task.promoted, task.promoted_after = self.now, after
+        return task.promoted is not None, True, task.status
 
     def _stop(self, task: Task, ending: str = "killed") -> None:
         """What is queued ends; what runs is told."""
@@ -494,6 +521,8 @@ class Machine:
             return
         task.notice = "pending"
         self.inbox[task.owner].append(task.id)
+        if task.mode == "foreground" and not hold_until:
+            hold_until = self.now + self.times.notice_hold
         if hold_until:
             self.holds[task.owner, task.id] = hold_until
 

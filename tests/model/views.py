@@ -51,6 +51,9 @@ def public(task: Task) -> View:
         "partial": task.partial,
         "has_output": bool(task.output),
         "usage": dict(zip(USED, task.usage, strict=True)),
+        "mode": task.mode,
+        "promoted_ms": task.promoted,
+        "promoted_after_ms": task.promoted_after,
     }
 
 

@@ -122,7 +122,7 @@ def test_every_commented_option_of_the_example_loads_too() -> None:
         [line for line in part.splitlines() if line.startswith("# ") and " = " in line]
         for part in (text, agent)
     )
-    assert (len(of_tools), len(of_agent)) == (10, 1)
+    assert (len(of_tools), len(of_agent)) == (11, 1)
     for line in of_agent:
         assert read(f"[agent]\n{line[2:]}").agent
     for line in of_tools:
@@ -247,8 +247,8 @@ REFUSED = {
         "configuration of 'tools[0].fencedOutput': input should be a valid boolean",
     ),
     "promotion": (
-        '[[tools]]\nprovider = "spawn"\npromoteForegroundAfterMs = 1',
-        "configuration of 'tools[0].promoteForegroundAfterMs': promotion of a foreground call is not built yet",
+        '[[tools]]\nprovider = "spawn"\npromoteForegroundAfterMs = 0',
+        "configuration of 'tools[0].promoteForegroundAfterMs': input should be greater than or equal to 1",
     ),
     "window that the model chooses": (
         '[[tools]]\nprovider = "spawn"\nforkTurns = true',
@@ -269,6 +269,13 @@ def test_a_misconfiguration_is_refused_at_load_by_name(fault: str) -> None:
     with pytest.raises(ConfigRefused) as caught:
         read(text)
     assert caught.value.message == sentence
+
+
+def test_a_time_for_foreground_calls_needs_a_background() -> None:
+    text = '[[tools]]\nprovider = "spawn"\npromoteForegroundAfterMs = 500\n'
+    assert read(text).tools[0].promote_foreground_after_ms == 500
+    with pytest.raises(ConfigRefused, match="promoteForegroundAfterMs': it makes background tasks"):
+        read(f"{text}enableRunInBackground = false")
 
 
 def test_the_repair_turns_of_a_structured_output_are_set_for_the_agent() -> None:

@@ -150,7 +150,7 @@ def test_two_delegations_of_one_answer_do_not_run_at_once() -> None:
     most = 0
 
     class Counted(FakeRun):
-        async def result(self) -> Any:
+        async def result(self, *, promote_after_ms: int | None = None) -> Any:
             nonlocal running, most
             running += 1
             most = max(most, running)
@@ -171,7 +171,7 @@ def test_declared_overlap_lets_them_run_at_once() -> None:
     together = asyncio.Barrier(2)
 
     class Meeting(FakeRun):
-        async def result(self) -> Any:
+        async def result(self, *, promote_after_ms: int | None = None) -> Any:
             async with asyncio.timeout(10):
                 await together.wait()
             return await super().result()
