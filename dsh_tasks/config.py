@@ -17,11 +17,10 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from pydantic.alias_generators import to_camel
 
-from dsh_tasks.errors import ConfigRefused, SchemaRefused
+from dsh_tasks.errors import ConfigRefused, OptionRefused, SchemaRefused
 from dsh_tasks.provider import Kind, Provider, Registry, fork, fork_lite, lacks, of_kind, spawn
-from dsh_tasks.schema import check_schema
 from dsh_tasks.settings import Settings
-from dsh_tasks.submission import AgentOptions, Policy, ToolFilter
+from dsh_tasks.submission import LONGEST_LIFE_MS, AgentOptions, Policy, ToolFilter, resolve_policy
 
 BackgroundMode = Literal["one-shot", "continuable"]
 
@@ -73,7 +72,7 @@ class SubagentToolConfig(_Row):
     """Absolute cap on delegation depth; 0 forbids; `provider-managed` sends none."""
     output_schema: dict[str, Any] | None = None
     """JSON schema of the value that each child must end with."""
-    deadline_ms: Annotated[int, Field(ge=1)] | None = None
+    deadline_ms: Annotated[int, Field(ge=1, le=LONGEST_LIFE_MS)] | None = None
     """Longest life of each child from its acceptance, waiting included."""
     partial_output_in_errors: bool = False
     """Bends the contract: a failed foreground call shows the child's partial output, marked as such."""
@@ -232,15 +231,26 @@ def _check_tool(registry: Registry, tool: SubagentToolConfig) -> None:
             f"{tool.tool_name}.promoteForegroundAfterMs",
             "it makes background tasks, and enableRunInBackground is false; leave out one of the two",
         )
-    if tool.output_schema is not None:
-        _check_schema(f"{tool.tool_name}.outputSchema", tool.output_schema)
+    _check_policy(tool)
 
 
-def _check_schema(name: str, schema: dict[str, Any]) -> None:
+def _check_policy(tool: SubagentToolConfig) -> None:
+    """What a start of this tool would refuse is refused here."""
     try:
-        check_schema(schema)
+        resolve_policy(
+            parent=None,
+            agent_options=tool.agent_options,
+            tool_filter=tool.tool_filter,
+            persona=tool.persona,
+            output_schema=tool.output_schema,
+            max_depth=tool.max_depth,
+            fenced_output=tool.fenced_output,
+        )
     except SchemaRefused as error:
-        raise ConfigRefused(name, error.message) from None
+        raise ConfigRefused(f"{tool.tool_name}.outputSchema", error.message) from None
+    except OptionRefused as error:
+        option = to_camel(str(error.facts["option"]))
+        raise ConfigRefused(f"{tool.tool_name}.{option}", str(error.facts["why"])) from None
 
 
 _CONTINUABLE = "comes with continuable children, which are not built yet"

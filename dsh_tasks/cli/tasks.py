@@ -231,9 +231,10 @@ def kill(
 
 
 def promote(task_id: TaskArgument, owner: OwnerOption = None, as_json: AsJson = False) -> int:
-    """Let a foreground call go: what it waits for goes on as a background task.
+    """Let a foreground call go; its child goes on.
 
-    The call returns at once, wherever it waits; a notice tells its owner of the end.
+    The call returns at once, wherever it waits, and the child becomes a background task: a notice tells its
+    owner of the end.
     """
 
     async def promoted() -> Promotion:

@@ -65,6 +65,7 @@ from dsh_tasks.submission import (
     Prompt,
     ToolFilter,
     call_of,
+    checked_mode,
     checked_text,
     depth_cap,
     depth_of,
@@ -303,6 +304,9 @@ class AsyncClient:
         self, asked: Start, parent: Session | SessionFile | None, owner: str | None
     ) -> NewTask:
         """A start with everything checked and its seed frozen. Raises InputRefused, LimitReached."""
+        if parent is not None and not isinstance(parent, Session | SessionFile):
+            raise OptionRefused("parent", "a Session, a SessionFile, or none")
+        mode = checked_mode(asked.mode)
         policy = resolve_policy(
             parent=parent,
             agent_options=asked.agent_options,
@@ -321,8 +325,10 @@ class AsyncClient:
         checked_text("owner", session, NAME_MAX_BYTES)
         checked_text("label", asked.label, LABEL_MAX_BYTES, may_be_empty=True)
         checked_text("engine", engine, NAME_MAX_BYTES)
-        if asked.key is not None:
-            checked_text("key", asked.key, NAME_MAX_BYTES)
+        for option, given in (("key", asked.key), ("instance", asked.instance)):
+            if given is not None:
+                checked_text(option, given, NAME_MAX_BYTES)
+        checked_text("provider", asked.provider, NAME_MAX_BYTES)
         deadline_ms = life_ms(asked.deadline_ms, self.settings)
         blocks = prompt_blocks(asked.prompt, self.settings.prompt_max_bytes)
         source = self.registry.get(asked.provider)
@@ -343,11 +349,9 @@ class AsyncClient:
             depth_cap=depth_cap(policy, self.settings),
             seed=seed,
             call_key=asked.key or "",
-            call=call_of(
-                blocks, label=asked.label, mode=asked.mode, instance=asked.instance or asked.provider
-            ),
+            call=call_of(blocks, label=asked.label, mode=mode, instance=asked.instance or asked.provider),
             deadline_ms=deadline_ms,
-            mode=asked.mode,
+            mode=mode,
         )
 
     async def _seed(self, source: Provider, parent: Session | SessionFile | None) -> Seed:

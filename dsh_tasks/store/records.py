@@ -126,6 +126,8 @@ def limit_reached(name: str, value: int, cap: int) -> LimitReached:
     """The refusal of `submit` in words."""
     if name == "depth":
         way_out = "this session is at the greatest depth and may not delegate; do the work here"
+    elif name == "tree_token_budget":
+        way_out = "this tree has spent its tokens; do the work here, or raise the budget"
     elif name.startswith("total"):
         way_out = "prune tasks that have ended, or raise the limit"
     else:

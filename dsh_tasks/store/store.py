@@ -145,6 +145,7 @@ class Store:
             limits.total_per_owner,
             limits.live_per_tree,
             limits.total_per_tree,
+            limits.tree_token_budget,
             new.call_key,
             new.call,
             new.seed.digest if has_seed else "",

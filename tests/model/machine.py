@@ -120,6 +120,7 @@ class Machine:
             ("total_per_owner", len(self.children(new.owner)), self.times.total_per_owner),
             ("live_per_tree", sum(not task.is_terminal for task in tree), self.times.live_per_tree),
             ("total_per_tree", len(tree), self.times.total_per_tree),
+            ("tree_token_budget", self.committed.get(root, 0), self.times.budget),
         ):
             if value >= cap:
                 return "limit", name, value, cap

@@ -14,7 +14,7 @@ from dsh_tasks.task import Cause, Outcome, Status
 from tests.fake_run import FakeRun, a_child, a_tool, next_attempt, play, run_child, without_settlement
 from tests.model_server import MODEL, ModelServer, Reply, Request
 from workers.engines.agent.engine import AgentEngine
-from workers.engines.agent.structured import MAX_INVALID, REMINDER, Progress, StructuredOutput
+from workers.engines.agent.structured import INSTRUCTION, MAX_INVALID, REMINDER, Progress, StructuredOutput
 from workers.engines.base import StopReason
 
 SCHEMA = {"type": "object", "properties": {"n": {"type": "integer"}}, "required": ["n"]}
@@ -214,6 +214,40 @@ def test_what_a_reader_could_not_read_back_is_told_and_can_be_mended(
     outcome, run = wanting({})
     assert told(run)[0].startswith("Error: the value does not fit its schema:\n$: ")
     assert outcome.structured_text == "7"
+
+
+# -- its instruction -------------------------------------------------------------------------------------
+
+
+def systems(request: Request) -> list[str]:
+    return [message["content"] for message in request.messages if message["role"] == "system"]
+
+
+def seed_of(run: FakeRun) -> tuple[Any, ...]:
+    """What a fork of the child inherits."""
+    return tuple(run.session.events)
+
+
+@pytest.mark.parametrize("persona", [None, "You are P."])
+def test_a_fork_of_a_child_that_was_asked_for_a_value_is_not_asked_for_it(
+    model: ModelServer, persona: str | None
+) -> None:
+    model.answer = in_order(giving({"n": 1}), Reply("plain"))
+    _, parent = wanting(persona=persona)
+    assert systems(model.requests[0]) == ["\n\n".join(part for part in (persona, INSTRUCTION) if part)]
+    outcome, run = run_child(AgentEngine(), a_child("go on", model=MODEL, seed=seed_of(parent)))
+    assert (outcome.output, systems(model.requests[1])) == ("plain", [persona] if persona else [])
+    assert "structured_output" not in model.requests[1].tool_names
+    assert len(run.session.turns()) == 2
+
+
+def test_a_fork_that_is_asked_for_a_value_itself_is_told_once(model: ModelServer) -> None:
+    model.answer = in_order(giving({"n": 1}), giving({"n": 2}), giving({"n": 3}))
+    _, parent = wanting(persona="You are P.")
+    wanting(seed=seed_of(parent))
+    wanting(seed=seed_of(parent), persona="You are Q.")
+    assert systems(model.requests[1]) == [f"You are P.\n\n{INSTRUCTION}"]
+    assert systems(model.requests[2]) == [f"You are Q.\n\n{INSTRUCTION}"]
 
 
 # -- after a lost worker -------------------------------------------------------------------------------

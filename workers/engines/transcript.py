@@ -92,11 +92,11 @@ class Transcript:
 
     # -- rows of a turn ---------------------------------------------------------------------------
 
-    def opening(self, *, system: str = "") -> list[Row]:
+    def opening(self, *, system: str | None = None) -> list[Row]:
         """The rows that begin this attempt, up to the prompt.
 
         Closes first what an earlier attempt left open. `system` is what the model gets as its system
-        text; it has a row only where it differs from the inherited one.
+        text, None where that is the inherited one; it has a row only where it differs.
         """
         made = _Made(self.next_seq, self._now_ms())
         self._begin(made)
@@ -256,9 +256,9 @@ class Transcript:
             "id": new_id(),
         }
 
-    def _system(self, made: _Made, text: str) -> None:
+    def _system(self, made: _Made, text: str | None) -> None:
         before = self._inherited
-        if not text or text == before.system_text:
+        if text is None or text == before.system_text:
             return
         if before.system_seq is None and not before.is_empty:
             # The format has no place for a system message behind other messages: who reads the log
@@ -267,7 +267,7 @@ class Transcript:
             return
         message = {
             "role": "system",
-            "content": [{"type": "text", "text": text}],
+            "content": [{"type": "text", "text": text}] if text else [],
             "source": {"kind": "system-prompt"},
             "id": new_id(),
         }

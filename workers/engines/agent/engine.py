@@ -25,6 +25,8 @@ from workers.engines.base import Child, ChildTool, Run
 from workers.engines.open_turn import OpenTurn, Row
 from workers.engines.transcript import Inherited, Transcript
 
+BETWEEN = "\n\n"
+"""Between a persona and the instruction."""
 LARGE_SEED_EVENTS = 500
 """From here on a seed is turned into messages off the loop, so that other children go on."""
 
@@ -99,7 +101,7 @@ class AgentEngine:
         def conversation(rows: Sequence[Row]) -> list[ModelMessage]:
             own = history(own_messages(rows), provider=model.system)
             sent = joined(seeded, own)
-            return with_system(sent, system) if system else sent
+            return sent if system is None else with_system(sent, system)
 
         return Given(
             model=model,
@@ -112,14 +114,23 @@ class AgentEngine:
         )
 
 
-def system_text(policy: Policy, inherited: str) -> str:
-    """The system text where it differs from the inherited one, else nothing.
+def system_text(policy: Policy, inherited: str) -> str | None:
+    """The system text where it differs from the inherited one, else None.
 
-    A persona takes its place; the instruction of a structured output follows either.
+    A persona takes its place. The instruction of a structured output follows either, and only where this
+    child is asked for a value: one that its parent had was for the parent.
     """
-    if policy.output_schema is None:
-        return policy.persona or ""
-    return "\n\n".join(part for part in (policy.persona or inherited, INSTRUCTION) if part)
+    own = without_instruction(inherited) if policy.persona is None else policy.persona
+    asked = INSTRUCTION if policy.output_schema is not None else ""
+    wanted = BETWEEN.join(part for part in (own, asked) if part)
+    return None if wanted == inherited else wanted
+
+
+def without_instruction(text: str) -> str:
+    """A system text without the instruction of a structured output at its end."""
+    if text.endswith(f"{BETWEEN}{INSTRUCTION}"):
+        return text.removesuffix(f"{BETWEEN}{INSTRUCTION}")
+    return "" if text == INSTRUCTION else text
 
 
 def shown(tool: ChildTool) -> Row:
