@@ -144,6 +144,22 @@ def test_an_errored_result_is_a_failed_call_in_the_same_words_and_is_not_tried_a
     assert len(client.asked) <= 1
 
 
+def test_a_delegation_that_waits_is_let_go_by_its_call_id() -> None:
+    async def scenario() -> str:
+        run = FakeRun(RUN_ID, ends=asyncio.Event())
+        toolset = DshTasksToolset(FakeClient(run=run), default_config())
+        call = ToolCallPart("subagent", TASK, tool_call_id="c1")
+        running = asyncio.ensure_future(Agent(FunctionModel(calls(call)), toolsets=[toolset]).run("go"))
+        await run.waiting.wait()
+        assert await toolset.promote("c2") is False
+        assert await toolset.promote("c1") is True
+        output = (await running).output
+        assert await toolset.promote("c1") is False
+        return output
+
+    assert asyncio.run(scenario()).startswith(f"started background subagent task {RUN_ID}")
+
+
 def test_two_delegations_of_one_answer_do_not_run_at_once() -> None:
     client, toolset = FakeClient(), FunctionToolset()
     running = 0
