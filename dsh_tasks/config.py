@@ -17,16 +17,17 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from pydantic.alias_generators import to_camel
 
-from dsh_tasks.errors import ConfigRefused, SchemaRefused
+from dsh_tasks.errors import ConfigRefused, OptionRefused, SchemaRefused
 from dsh_tasks.provider import Kind, Provider, Registry, fork, fork_lite, lacks, of_kind, spawn
-from dsh_tasks.schema import check_schema
 from dsh_tasks.settings import Settings
-from dsh_tasks.submission import AgentOptions, Policy, ToolFilter
+from dsh_tasks.submission import LONGEST_LIFE_MS, AgentOptions, Policy, ToolFilter, resolve_policy
 
 BackgroundMode = Literal["one-shot", "continuable"]
 
 TASK_TOOLS = ("task_output", "task_list", "task_kill")
 """Names of the task tools; no delegation tool may take them."""
+STRUCTURED_OUTPUT = "structured_output"
+"""The tool that a child with an output schema ends by; no other tool may take its name."""
 
 RESULT_BYTES = 64 * 1024
 
@@ -73,12 +74,16 @@ class SubagentToolConfig(_Row):
     """Absolute cap on delegation depth; 0 forbids; `provider-managed` sends none."""
     output_schema: dict[str, Any] | None = None
     """JSON schema of the value that each child must end with."""
-    deadline_ms: Annotated[int, Field(ge=1)] | None = None
+    deadline_ms: Annotated[int, Field(ge=1, le=LONGEST_LIFE_MS)] | None = None
     """Longest life of each child from its acceptance, waiting included."""
     partial_output_in_errors: bool = False
     """Bends the contract: a failed foreground call shows the child's partial output, marked as such."""
     overlapping_calls: bool = False
     """Bends the contract: a parent loop may run calls of this tool beside each other."""
+    fenced_output: bool = False
+    """Bends the contract: what a child says is shown in a fence that names it as the child's words."""
+    promote_foreground_after_ms: Annotated[int, Field(ge=1)] | None = None
+    """Bends the contract: a foreground call whose child has not ended by then lets it go on in background."""
 
     @property
     def is_continuable(self) -> bool:
@@ -93,6 +98,7 @@ class SubagentToolConfig(_Row):
             persona=self.persona,
             output_schema=self.output_schema,
             max_depth=self.max_depth,
+            fenced_output=self.fenced_output or None,
         )
 
 
@@ -103,6 +109,8 @@ class AgentConfig(_Row):
     """Python tools of the workers as `module:callable`; imported by workers only."""
     tool_result_bytes: Annotated[int, Field(ge=1_024, le=16 * 1024 * 1024)] = RESULT_BYTES
     """Most UTF-8 bytes of a tool's result that a child's model reads; more is cut and marked."""
+    structured_repair_turns: Annotated[int, Field(ge=0, le=10)] = 1
+    """How often a child that ends without the value of its output schema is told so and goes on."""
 
     def load_tools(self) -> list[Callable[..., Any]]:
         """The callables behind `tools`. Raises ConfigRefused that names what does not import."""
@@ -199,6 +207,8 @@ def _check_names(names: Sequence[str]) -> None:
             raise ConfigRefused(name, "a tool's name is 1 to 64 letters, digits, - or _")
         if name in TASK_TOOLS:
             raise ConfigRefused(name, "a task tool has this name; choose another")
+        if name == STRUCTURED_OUTPUT:
+            raise ConfigRefused(name, "children end by the tool of this name; choose another")
     if len(set(names)) < len(names):
         raise ConfigRefused(_repeated(names), "two tools have this name; give each one of its own")
 
@@ -220,22 +230,36 @@ def _check_tool(registry: Registry, tool: SubagentToolConfig) -> None:
         raise ConfigRefused(
             f"{tool.tool_name}.backgroundMode", "continuable children are not built yet; say 'one-shot'"
         )
-    if tool.output_schema is not None:
-        _check_schema(f"{tool.tool_name}.outputSchema", tool.output_schema)
+    if tool.promote_foreground_after_ms is not None and not tool.enable_run_in_background:
+        raise ConfigRefused(
+            f"{tool.tool_name}.promoteForegroundAfterMs",
+            "it makes background tasks, and enableRunInBackground is false; leave out one of the two",
+        )
+    _check_policy(tool)
 
 
-def _check_schema(name: str, schema: dict[str, Any]) -> None:
+def _check_policy(tool: SubagentToolConfig) -> None:
+    """What a start of this tool would refuse is refused here."""
     try:
-        check_schema(schema)
+        resolve_policy(
+            parent=None,
+            agent_options=tool.agent_options,
+            tool_filter=tool.tool_filter,
+            persona=tool.persona,
+            output_schema=tool.output_schema,
+            max_depth=tool.max_depth,
+            fenced_output=tool.fenced_output,
+        )
     except SchemaRefused as error:
-        raise ConfigRefused(name, error.message) from None
+        raise ConfigRefused(f"{tool.tool_name}.outputSchema", error.message) from None
+    except OptionRefused as error:
+        option = to_camel(str(error.facts["option"]))
+        raise ConfigRefused(f"{tool.tool_name}.{option}", str(error.facts["why"])) from None
 
 
 _CONTINUABLE = "comes with continuable children, which are not built yet"
 _LATER: Mapping[str, str] = {
     "continuableNotices": _CONTINUABLE,
-    "fencedOutput": "the fence around a child's words is not built yet",
-    "promoteForegroundAfterMs": "promotion of a foreground call is not built yet",
     "forkTurns": "a window that the model chooses is not built yet; name one provider for each window",
 }
 """Options that DESIGN 10 allows and that come later: known, and refused with the reason."""

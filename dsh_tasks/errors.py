@@ -13,6 +13,7 @@
     |- OwnerNotRunning       exit 4   a child that no longer runs cannot start, kill or acknowledge
     |- SpeakerTaken          exit 4   another process speaks for this session
     |- StillRunning          exit 7   a wait ended before the task did
+    |- Promoted              exit 7   the wait was turned into a background task, which goes on
     `- StoreUnavailable      exit 5   the server does not answer in time
 
 The call site gives facts, the class makes the sentence. Facts are plain JSON values, so an error
@@ -200,6 +201,19 @@ class StillRunning(DshTasksError):
             task_id=task_id,
             status=status,
             waited_ms=waited_ms,
+        )
+
+
+class Promoted(DshTasksError):
+    """The wait of a foreground call was turned into a background task; a notice tells its end."""
+
+    code = "promoted"
+    exit_code = 7
+
+    def __init__(self, task_id: str, *, after_ms: int | None = None) -> None:
+        why = "" if after_ms is None else f" after {after_ms} ms in the foreground"
+        super().__init__(
+            f"{task_id} goes on in the background{why}; read it by its id", task_id=task_id, after_ms=after_ms
         )
 
 

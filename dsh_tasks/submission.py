@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal, Self, TypeVar
+from typing import Annotated, Any, Literal, Self, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 from pydantic_core import PydanticSerializationError
@@ -20,10 +20,16 @@ V = TypeVar("V", bound=BaseModel)
 MaxDepth = int | Literal["provider-managed"]
 Prompt = str | Sequence[Mapping[str, Any]]
 Mode = Literal["foreground", "background"]
+MODES: tuple[Mode, Mode] = ("foreground", "background")
 
 NAME_MAX_BYTES = 1_024
 """Owners, keys, engines, task ids."""
 LABEL_MAX_BYTES = 4_096
+PERSONA_MAX_BYTES = 64 * 1024
+FILTER_NAMES_MOST = 1_000
+"""Names in `allow`, and in `deny`."""
+MAX_TOKENS_MOST = 2**31 - 1
+LONGEST_LIFE_MS = 365 * 24 * 3_600_000
 DEPTH_MOST = 1_000
 
 
@@ -31,21 +37,31 @@ class _Value(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
 
 
+# No white space: what cannot name a route anywhere is refused here, not by a provider on a worker.
+_PROVIDER = r"^[^\s:]+$"
+_MODEL = r"^[^\s:](\S*[^\s:])?$"
+
+
 class AgentOptions(_Value):
     """What a start may override of the model route. An option left out is inherited, never emptied."""
 
-    provider: str | None = None
-    model: str | None = None
-    max_tokens: int | None = Field(None, gt=0, alias="maxTokens")
+    provider: Annotated[str, Field(pattern=_PROVIDER, max_length=200)] | None = None
+    """As the harness or pydantic-ai names it."""
+    model: Annotated[str, Field(pattern=_MODEL, max_length=500)] | None = None
+    """Of that provider, or with it: `provider:model`."""
+    max_tokens: int | None = Field(None, gt=0, le=MAX_TOKENS_MOST, alias="maxTokens")
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True, populate_by_name=True)
+
+
+_ToolName = Annotated[str, Field(min_length=1, max_length=200, strict=True)]
 
 
 class ToolFilter(_Value):
     """Which of the global tools a child sees. A filter with only `deny` is no allow-list of nothing."""
 
-    allow: tuple[str, ...] | None = Field(None, strict=False)
-    deny: tuple[str, ...] | None = Field(None, strict=False)
+    allow: tuple[_ToolName, ...] | None = Field(None, strict=False, max_length=FILTER_NAMES_MOST)
+    deny: tuple[_ToolName, ...] | None = Field(None, strict=False, max_length=FILTER_NAMES_MOST)
 
     @model_validator(mode="after")
     def _names_something(self) -> Self:
@@ -75,6 +91,8 @@ class Policy(_Value):
     persona: str | None = None
     output_schema: dict[str, Any] | None = None
     max_depth: MaxDepth = 3
+    fenced_output: bool | None = None
+    """Tools show the child's words to a model in a fence; None is no."""
     parent_route: Route | None = None
     """The route of the parent's log; used where nothing else names a model."""
 
@@ -106,32 +124,52 @@ def resolve_policy(
     persona: str | None,
     output_schema: Mapping[str, Any] | None,
     max_depth: MaxDepth,
+    fenced_output: bool = False,
 ) -> Policy:
     """The policy of one start, checked. What was left out stays out. Raises OptionRefused, SchemaRefused."""
     if isinstance(max_depth, bool) or (isinstance(max_depth, int) and max_depth < 0):
         raise OptionRefused("max_depth", "a whole number from 0, or 'provider-managed'")
+    if not isinstance(fenced_output, bool):
+        raise OptionRefused("fenced_output", "true or false")
     if output_schema is not None:
         check_schema(output_schema)
+    if persona is not None:
+        checked_text("persona", persona, PERSONA_MAX_BYTES)
     route = parent.model_route() if parent is not None else None
     given: dict[str, Any] = {
         "persona": persona,
         "output_schema": dict(output_schema) if output_schema is not None else None,
         "max_depth": max_depth,
+        "fenced_output": fenced_output or None,
         "parent_route": Route(provider=route[0], model=route[1]) if route else None,
     }
     if agent_options is not None:
         given["agent_options"] = (
             agent_options
             if isinstance(agent_options, AgentOptions)
-            else checked(AgentOptions, "agent_options", dict(agent_options))
+            else checked(AgentOptions, "agent_options", _table("agent_options", agent_options))
         )
     if tool_filter is not None:
         given["tool_filter"] = (
             tool_filter
             if isinstance(tool_filter, ToolFilter)
-            else checked(ToolFilter, "tool_filter", dict(tool_filter))
+            else checked(ToolFilter, "tool_filter", _table("tool_filter", tool_filter))
         )
     return checked(Policy, "policy", given)
+
+
+def _table(option: str, given: Any) -> dict[str, Any]:
+    if not isinstance(given, Mapping):
+        raise OptionRefused(option, "it must be a table of options")
+    return dict(given)
+
+
+def checked_mode(given: Any) -> Mode:
+    """Raises OptionRefused for what is no mode."""
+    for mode in MODES:
+        if given == mode:
+            return mode
+    raise OptionRefused("mode", "'foreground' or 'background'")
 
 
 def policy_text(policy: Policy) -> str:

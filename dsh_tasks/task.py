@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from decimal import Decimal
@@ -120,6 +121,8 @@ class Outcome:
     output: str = ""
     structured: Any = None
     has_structured: bool = False
+    structured_json: str | None = None
+    """The value as it was written; None where the engine knows no more than the value."""
     usage: Usage = Usage()
     rows: tuple[dict[str, Any], ...] = ()
 
@@ -127,6 +130,13 @@ class Outcome:
     def partial(self) -> bool:
         """The output belongs to a child that did not complete."""
         return self.status is not Status.COMPLETED and bool(self.output)
+
+    @property
+    def structured_text(self) -> str:
+        """The value as JSON, '' where there is none."""
+        if not self.has_structured:
+            return ""
+        return json.dumps(self.structured) if self.structured_json is None else self.structured_json
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,6 +184,12 @@ class Task:
     """Since when it does what `activity` says."""
     stalled_since_ms: int | None = None
     """Since when nothing of it moves; None where that is no stall (see DSH_TASKS_STEP_SILENCE_MS)."""
+    mode: str = "background"
+    """`foreground` while a call waits for its end, else `background`."""
+    promoted_ms: int | None = None
+    """When the wait of a call was turned into a background task; None where it was not."""
+    promoted_after_ms: int | None = None
+    """The time that this call had (`promoteForegroundAfterMs`); None where somebody asked for it."""
 
     @property
     def is_terminal(self) -> bool:

@@ -14,7 +14,7 @@ from pydantic_core import SchemaValidator, core_schema
 
 from dsh_tasks.config import Config
 from dsh_tasks.session import Session
-from dsh_tasks.tools import Call, TaskClient, Tool, mount
+from dsh_tasks.tools import Call, SubagentTool, TaskClient, Tool, ToolResult, mount
 
 # The tools check their own arguments, in the same words under every loop.
 _ANY_OBJECT = SchemaValidator(core_schema.dict_schema(core_schema.str_schema(), core_schema.any_schema()))
@@ -47,6 +47,8 @@ class DshTasksToolset(AbstractToolset[AgentDepsT]):
         self._config = config
         self._session = session
         self._id = id
+        self._calling: dict[str, SubagentTool] = {}
+        """Delegation tools of the calls that run now, by call id."""
 
     @property
     def id(self) -> str:
@@ -68,10 +70,25 @@ class DshTasksToolset(AbstractToolset[AgentDepsT]):
         """Run one call. Raises ToolFailed with the text of an errored result."""
         del name
         assert isinstance(tool, _Mounted)  # get_tools made it
-        result = await tool.ours.call(tool_args, self._call(ctx))
+        result = await self._run(tool.ours, tool_args, ctx)
         if result.is_error:
             raise ToolFailed(result.text)
         return ToolReturn(return_value=result.text, metadata=result.value)
+
+    async def promote(self, tool_call_id: str) -> bool:
+        """Turn a delegation that waits now into a background task; see SubagentTool.promote."""
+        tool = self._calling.get(tool_call_id)
+        return tool is not None and await tool.promote(tool_call_id)
+
+    async def _run(self, tool: Tool, arguments: dict[str, Any], ctx: RunContext[AgentDepsT]) -> ToolResult:
+        call_id = ctx.tool_call_id
+        if not isinstance(tool, SubagentTool) or call_id is None:
+            return await tool.call(arguments, self._call(ctx))
+        self._calling[call_id] = tool
+        try:
+            return await tool.call(arguments, self._call(ctx))
+        finally:
+            self._calling.pop(call_id, None)
 
     def _shown(self, tool: Tool) -> _Mounted[AgentDepsT]:
         definition = ToolDefinition(

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from dataclasses import dataclass, field, replace
+from types import SimpleNamespace
 from typing import Any
 
-from dsh_tasks.errors import OptionRefused, TaskNotFound
+from dsh_tasks.errors import OptionRefused, Promoted, TaskNotFound
 from dsh_tasks.provider import Registry
 from dsh_tasks.settings import Settings
 from dsh_tasks.task import Cause, Status, Task, Usage, cut_text
@@ -62,6 +64,11 @@ class FakeOutput:
     wait_capped: bool = False
     structured: Any = None
     has_structured: bool = False
+    fenced: bool = False
+
+    @property
+    def structured_json(self) -> str:
+        return json.dumps(self.structured, ensure_ascii=False) if self.has_structured else ""
 
 
 @dataclass(frozen=True)
@@ -73,7 +80,12 @@ class FakeReceipt:
 
 
 def an_output(
-    text: str = "", *, structured: Any = None, has_structured: bool = False, **task: Any
+    text: str = "",
+    *,
+    structured: Any = None,
+    has_structured: bool = False,
+    fenced: bool = False,
+    **task: Any,
 ) -> FakeOutput:
     """The whole output of a task; a text of a task that did not complete is partial."""
     total = len(text.encode())
@@ -84,7 +96,9 @@ def an_output(
         partial=bool(text) and status in (Status.FAILED, Status.KILLED),
         **task,
     )
-    return FakeOutput(made, text, total_bytes=total, structured=structured, has_structured=has_structured)
+    return FakeOutput(
+        made, text, total_bytes=total, structured=structured, has_structured=has_structured, fenced=fenced
+    )
 
 
 def failed(cause: Cause, detail: str = "", text: str = "") -> FakeOutput:
@@ -107,7 +121,11 @@ class FakeRun:
     disposing: asyncio.Event = field(default_factory=asyncio.Event)
     may_dispose: asyncio.Event | None = None
 
-    async def result(self) -> FakeOutput:
+    promotes: bool = True
+    promote_after_ms: int | None = None
+
+    async def result(self, *, promote_after_ms: int | None = None) -> FakeOutput:
+        self.promote_after_ms = promote_after_ms
         self.waiting.set()
         if self.ends is not None:
             await self.ends.wait()
@@ -115,13 +133,21 @@ class FakeRun:
             raise self.output
         return self.output
 
-    async def dispose(self) -> None:
+    async def promote(self) -> Any:
+        if self.promotes:
+            self.output = Promoted(self.id)
+            if self.ends is not None:
+                self.ends.set()
+        return SimpleNamespace(accepted=self.promotes, status=Status.RUNNING)
+
+    async def dispose(self) -> bool:
         self.disposing.set()
         if self.may_dispose is not None:
             await self.may_dispose.wait()
         self.disposed += 1
         if self.disposal is not None:
             raise self.disposal
+        return not isinstance(self.output, Promoted)
 
 
 class FakeClient:

@@ -162,7 +162,10 @@ def build_engines(config: Config, settings: Settings) -> dict[str, Engine]:
     )
     return {
         "agent": AgentEngine(
-            tools=config.agent.tools, patience=patience, result_bytes=config.agent.tool_result_bytes
+            tools=config.agent.tools,
+            patience=patience,
+            result_bytes=config.agent.tool_result_bytes,
+            structured_repair_turns=config.agent.structured_repair_turns,
         ),
         "noop": NoopEngine(),
         "scripted": ScriptedEngine(),

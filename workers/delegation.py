@@ -34,6 +34,22 @@ class InlineWaiter:
         """See client.Waiter. A wait that times out leaves its inline child running."""
         await self.until_enough([task_id], "all", timeout_s)
 
+    async def until_left(self, task_id: str, timeout_s: float | None) -> None:
+        """See client.Waiter. What goes on in the background and runs here goes on here."""
+        inline = Inline(self._runner, self._attempt)
+
+        async def left() -> bool:
+            try:
+                stands = await self._store.awaited(task_id)
+            except StoreUnavailable:
+                return False
+            if not stands.is_left:
+                inline.start_queued({task_id: stands.status})
+            return stands.is_left
+
+        with self._runner.waits(self._attempt):
+            await watch(self._wakeups, [self._store.keys.ended(task_id)], left, timeout_s)
+
     async def until_enough(self, task_ids: Sequence[str], until: Until, timeout_s: float | None) -> None:
         """See client.Waiter. Also where one end is enough, all that are queued run here."""
         inline = Inline(self._runner, self._attempt)
@@ -121,10 +137,9 @@ class ChildClient(AsyncClient):
         if not self._leaves:
             await super().abandon(task_id)
 
-    async def dispose(self, task_id: str) -> None:
+    async def dispose(self, task_id: str, *, unless_promoted: bool = False) -> bool:
         """Likewise; and a kill has taken the subtree already."""
-        if not self._leaves:
-            await super().dispose(task_id)
+        return self._leaves or await super().dispose(task_id, unless_promoted=unless_promoted)
 
     @property
     def _leaves(self) -> bool:
@@ -169,6 +184,7 @@ class Delegation:
                 token=secrets.token_hex(16),
                 detail="the call that started it has ended",
                 fence=attempt.fence,
+                only_foreground=True,
             )
 
 

@@ -42,6 +42,7 @@ COMMANDS: dict[str, Callable[..., object]] = {
     "list": tasks.list_tasks,
     "show": live.show,
     "kill": tasks.kill,
+    "promote": tasks.promote,
     "notices": tasks.notices,
     "usage": usage.usage,
     "prune": tasks.prune,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import math
 import sys
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -90,7 +91,7 @@ def start(
         "max_depth": read_depth(max_depth),
         "key": key,
         "engine": engine,
-        "deadline_ms": None if deadline is None else max(1, int(deadline * 1000)),
+        "deadline_ms": None if deadline is None else life_ms_of(deadline),
         "mode": "foreground" if foreground else "background",
     }
     if foreground:
@@ -114,6 +115,13 @@ def read_schema(path: Path) -> dict[str, Any]:
     if not isinstance(schema, dict):
         raise SchemaRefused("it must be a JSON object")
     return schema
+
+
+def life_ms_of(seconds: float) -> int:
+    """A life in ms, 1 at least. Raises OptionRefused for one without an end."""
+    if not math.isfinite(seconds):
+        raise OptionRefused("--deadline", "a number of seconds")
+    return max(1, int(seconds * 1000))
 
 
 def read_depth(given: str) -> MaxDepth:

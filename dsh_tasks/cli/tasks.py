@@ -1,8 +1,8 @@
-"""`output`, `wait`, `list`, `kill`, `notices`: one verb of the client each."""
+"""`output`, `wait`, `list`, `kill`, `promote`, `notices`: one verb of the client each."""
 
 from __future__ import annotations
 
-import json
+from dataclasses import asdict
 from typing import Annotated, Any
 
 import typer
@@ -33,7 +33,7 @@ from dsh_tasks.cli.render import (
 from dsh_tasks.client import Output, Waited
 from dsh_tasks.notice import Notice
 from dsh_tasks.progress import Progress
-from dsh_tasks.store import KillReceipt
+from dsh_tasks.store import KillReceipt, Promotion
 from dsh_tasks.task import Task
 from dsh_tasks.tools.base import status_line
 from dsh_tasks.tools.wording import detail_of
@@ -87,7 +87,7 @@ def show(seen: Output, *, as_json: bool) -> int:
 def output_lines(seen: Output) -> list[str]:
     """The text, then what is to be known about it, then the status."""
     task = seen.task
-    text = json.dumps(seen.structured, ensure_ascii=False) if seen.has_structured else seen.text
+    text = seen.structured_json if seen.has_structured else seen.text
     lines = [text or _nothing(seen)]
     if text and task.partial:
         lines.append("[partial output, the task did not complete]")
@@ -244,6 +244,29 @@ def kill(
     else:
         for line in receipt_lines(receipt):
             say(line)
+    return DONE
+
+
+def promote(task_id: TaskArgument, owner: OwnerOption = None, as_json: AsJson = False) -> int:
+    """Let a foreground call go; its child goes on.
+
+    The call returns at once, wherever it waits, and the child becomes a background task: a notice tells its
+    owner of the end.
+    """
+
+    async def promoted() -> Promotion:
+        async with connected(owner) as client:
+            return await client.promote(task_id)
+
+    told = awaited(promoted())
+    if as_json:
+        emit({**asdict(told), "status": told.status.value})
+    elif told.accepted:
+        say(f"{told.task_id} goes on in the background")
+    elif told.in_background:
+        say(f"{told.task_id} was started in the background; nothing was changed")
+    else:
+        say(f"{told.task_id} ends where it is waited for, status {told.status.value}; nothing was changed")
     return DONE
 
 

@@ -17,6 +17,7 @@ from typing import Any, Self
 
 from dsh_tasks.cancellation import to_the_end
 from dsh_tasks.client.endings import AsyncSubscription, OnEndings
+from dsh_tasks.client.foreground import foreground_end
 from dsh_tasks.client.live import LiveReader
 from dsh_tasks.client.output import Output, Page, check_page, check_timeout
 from dsh_tasks.client.parents import Forked, Parents
@@ -48,6 +49,7 @@ from dsh_tasks.store import (
     KillReceipt,
     Link,
     NewTask,
+    Promotion,
     Record,
     Store,
     Wakeups,
@@ -65,6 +67,7 @@ from dsh_tasks.submission import (
     Prompt,
     ToolFilter,
     call_of,
+    checked_mode,
     checked_text,
     depth_cap,
     depth_of,
@@ -82,21 +85,37 @@ LIST_MOST = 10_000
 class AsyncRun:
     """A started child: `result()` waits for its end, `dispose()` frees what it still holds."""
 
-    def __init__(self, client: AsyncClient, accepted: Accepted) -> None:
+    def __init__(self, client: AsyncClient, accepted: Accepted, mode: Mode = "background") -> None:
         self._client = client
         self.id = accepted.task_id
+        self.mode = mode
+        """As it was started: a run in the foreground is waited for by the call that started it."""
         self.repeated = accepted.repeated
         """The call had started this task before; nothing was started now."""
         self.depth = accepted.depth
 
-    async def result(self) -> Output:
-        """Wait for the end, however long. Raises StoreUnavailable where the server stays away."""
-        await self._client.waiter.until_ended(self.id, None)
+    async def result(self, *, promote_after_ms: int | None = None) -> Output:
+        """Wait for the end, however long. Raises StoreUnavailable where the server stays away.
+
+        A run in the foreground raises Promoted where it was turned into a background task: by `promote`,
+        from another process too, or by this wait, where it has not ended `promote_after_ms` after its start.
+        """
+        if self.mode == "foreground":
+            await foreground_end(self._client, self.id, promote_after_ms)
+        else:
+            await self._client.waiter.until_ended(self.id, None)
         return await self._client.output(self.id, limit_bytes=self._client.settings.output_max_bytes)
 
-    async def dispose(self) -> None:
-        """Kill what still runs and wait until it has ended. Twice is once."""
-        await self._client.dispose(self.id)
+    async def promote(self) -> Promotion:
+        """Turn the wait for this run into a background task; see AsyncClient.promote."""
+        return await self._client.promote(self.id)
+
+    async def dispose(self) -> bool:
+        """Kill what still runs and wait until it has ended. Twice is once.
+
+        What was promoted stays: False.
+        """
+        return await self._client.dispose(self.id, unless_promoted=self.mode == "foreground")
 
 
 class AsyncClient:
@@ -213,13 +232,15 @@ class AsyncClient:
         instance: str | None = None,
         engine: str | None = None,
         deadline_ms: int | None = None,
+        fenced_output: bool = False,
     ) -> AsyncRun:
         """Start one child of `provider` with a frozen seed of `parent`, and return once it is accepted.
 
         The owner is `owner`, else the client's, else the parent log's session. `key` makes the call
         idempotent for this owner: asked again it returns the same task; with another prompt, label, mode
         or instance it is a KeyConflict. `max_depth` is absolute; 0 forbids. `deadline_ms` is its longest
-        life from acceptance, waiting included: past it the task ends, cause `deadline`. A file as
+        life from acceptance, waiting included: past it the task ends, cause `deadline`. `fenced_output`:
+        tools show its words to a model in a fence that names them as its own. A file as
         `parent` is read as it is now. Events are values: what an earlier start has seen of them is not
         looked at again.
 
@@ -240,11 +261,12 @@ class AsyncClient:
             instance=instance,
             engine=engine,
             deadline_ms=deadline_ms,
+            fenced_output=fenced_output,
         )
         if isinstance(parent, SessionFile):
             await asyncio.to_thread(parent.refresh)
         (verdict,) = await self._submit([await self._prepared(asked, parent, owner)])
-        return self._run_of(verdict)
+        return self._run_of(verdict, asked)
 
     async def start_many(
         self,
@@ -269,20 +291,26 @@ class AsyncClient:
             except (InputRefused, LimitReached) as error:
                 prepared.append(error)
         verdicts = iter(await self._submit([new for new in prepared if isinstance(new, NewTask)]))
-        return [self._run_or_error(next(verdicts) if isinstance(new, NewTask) else new) for new in prepared]
+        return [
+            self._run_or_error(next(verdicts) if isinstance(new, NewTask) else new, asked)
+            for new, asked in zip(prepared, starts, strict=True)
+        ]
 
-    def _run_or_error(self, verdict: Accepted | DshTasksError) -> AsyncRun | DshTasksError:
-        return verdict if isinstance(verdict, DshTasksError) else AsyncRun(self, verdict)
+    def _run_or_error(self, verdict: Accepted | DshTasksError, asked: Start) -> AsyncRun | DshTasksError:
+        return verdict if isinstance(verdict, DshTasksError) else AsyncRun(self, verdict, asked.mode)
 
-    def _run_of(self, verdict: Accepted | DshTasksError) -> AsyncRun:
+    def _run_of(self, verdict: Accepted | DshTasksError, asked: Start) -> AsyncRun:
         if isinstance(verdict, DshTasksError):
             raise verdict
-        return AsyncRun(self, verdict)
+        return AsyncRun(self, verdict, asked.mode)
 
     async def _prepared(
         self, asked: Start, parent: Session | SessionFile | None, owner: str | None
     ) -> NewTask:
         """A start with everything checked and its seed frozen. Raises InputRefused, LimitReached."""
+        if parent is not None and not isinstance(parent, Session | SessionFile):
+            raise OptionRefused("parent", "a Session, a SessionFile, or none")
+        mode = checked_mode(asked.mode)
         policy = resolve_policy(
             parent=parent,
             agent_options=asked.agent_options,
@@ -290,6 +318,7 @@ class AsyncClient:
             persona=asked.persona,
             output_schema=asked.output_schema,
             max_depth=asked.max_depth,
+            fenced_output=asked.fenced_output,
         )
         session = owner if owner is not None else self.owner
         if session is None and parent is not None:
@@ -300,8 +329,10 @@ class AsyncClient:
         checked_text("owner", session, NAME_MAX_BYTES)
         checked_text("label", asked.label, LABEL_MAX_BYTES, may_be_empty=True)
         checked_text("engine", engine, NAME_MAX_BYTES)
-        if asked.key is not None:
-            checked_text("key", asked.key, NAME_MAX_BYTES)
+        for option, given in (("key", asked.key), ("instance", asked.instance)):
+            if given is not None:
+                checked_text(option, given, NAME_MAX_BYTES)
+        checked_text("provider", asked.provider, NAME_MAX_BYTES)
         deadline_ms = life_ms(asked.deadline_ms, self.settings)
         blocks = prompt_blocks(asked.prompt, self.settings.prompt_max_bytes)
         source = self.registry.get(asked.provider)
@@ -322,10 +353,9 @@ class AsyncClient:
             depth_cap=depth_cap(policy, self.settings),
             seed=seed,
             call_key=asked.key or "",
-            call=call_of(
-                blocks, label=asked.label, mode=asked.mode, instance=asked.instance or asked.provider
-            ),
+            call=call_of(blocks, label=asked.label, mode=mode, instance=asked.instance or asked.provider),
             deadline_ms=deadline_ms,
+            mode=mode,
         )
 
     async def _seed(self, source: Provider, parent: Session | SessionFile | None) -> Seed:
@@ -413,6 +443,8 @@ class AsyncClient:
             wait_capped=wait and span.is_capped,
             structured=first.record.structured,
             has_structured=first.record.has_structured,
+            structured_json=first.record.structured_json,
+            fenced=first.record.fenced_output,
         )
 
     async def wait(
@@ -556,13 +588,37 @@ class AsyncClient:
             fence=self.fence,
         )
 
-    async def dispose(self, task_id: str) -> None:
-        """Kill what still runs and wait until it has ended. Raises StoreUnavailable, StillRunning never."""
-        if (await self.task(task_id)).is_terminal:
-            return
-        await self.kill(task_id, reason="disposed by the call that started it")
+    async def promote(self, task_id: str, *, after_ms: int | None = None) -> Promotion:
+        """Turn the wait of a foreground call into a background task: the call returns, the task goes on.
+
+        For its owner, in whatever process, and for operators. `after_ms` is the time that the call had, where
+        that is why. It races its end, and one of the two wins: the call has the result, or a notice tells it.
+        Twice is once. Raises TaskNotFound, OwnerNotRunning, StoreUnavailable.
+        """
+        check_page(task_id, None, 0, None)
+        return await self.store.promote(task_id, caller=self.caller, fence=self.fence, after_ms=after_ms)
+
+    async def dispose(self, task_id: str, *, unless_promoted: bool = False) -> bool:
+        """Kill what still runs and wait until it has ended. Raises StoreUnavailable, StillRunning never.
+
+        `unless_promoted`: a task that no call waits for in the foreground any more stays; then False.
+        """
+        task = await self.task(task_id)
+        if task.is_terminal:
+            return not unless_promoted or task.mode == "foreground"
+        await self.store.kill(
+            task_id,
+            caller=self.caller,
+            token=secrets.token_hex(16),
+            detail="disposed by the call that started it",
+            fence=self.fence,
+            only_foreground=unless_promoted,
+        )
+        if unless_promoted and not (await self.store.awaited(task_id)).is_foreground:
+            return False
         bound_s = self.settings.kill_deadline_ms / 1000 + self.settings.grace_ms / 1000 + 5
         await self.waiter.until_ended(task_id, bound_s)
+        return True
 
     async def prune(self, *, older_than_ms: int) -> dict[str, int]:
         """Remove the records of tasks that ended so long ago, leaves first, with logs, outputs and seeds.

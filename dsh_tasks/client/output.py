@@ -33,6 +33,10 @@ class Output:
     """The wait asked for was longer than the cap."""
     structured: Any
     has_structured: bool
+    structured_json: str
+    """The structured value as the child wrote it, to the letter; '' where there is none."""
+    fenced: bool
+    """Whoever shows the text to a model names it as the child's words (`fencedOutput`)."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,7 +21,7 @@ from dsh_tasks.provider import Registry
 from dsh_tasks.session import Event, Session
 from dsh_tasks.session_file import SessionFile
 from dsh_tasks.settings import Settings, load
-from dsh_tasks.store import KillReceipt
+from dsh_tasks.store import KillReceipt, Promotion
 from dsh_tasks.store.audit import AuditReport
 from dsh_tasks.store.locate import located
 from dsh_tasks.submission import AgentOptions, MaxDepth, Mode, Prompt, ToolFilter
@@ -42,14 +42,19 @@ class Run:
         self.id = run.id
         self.repeated = run.repeated
         self.depth = run.depth
+        self.mode = run.mode
 
-    def result(self) -> Output:
-        """Wait for the end, however long. Raises StoreUnavailable where the server stays away."""
-        return self._client.call(self._run.result())
+    def result(self, *, promote_after_ms: int | None = None) -> Output:
+        """Wait for the end, however long; see AsyncRun.result. Raises Promoted, StoreUnavailable."""
+        return self._client.call(self._run.result(promote_after_ms=promote_after_ms))
 
-    def dispose(self) -> None:
-        """Kill what still runs and wait until it has ended. Twice is once."""
-        self._client.call(self._run.dispose())
+    def promote(self) -> Promotion:
+        """Turn the wait for this run into a background task; see AsyncClient.promote."""
+        return self._client.call(self._run.promote())
+
+    def dispose(self) -> bool:
+        """Kill what still runs and wait until it has ended. Twice is once. What was promoted stays: False."""
+        return self._client.call(self._run.dispose())
 
 
 class Subscription:
@@ -163,6 +168,7 @@ class Client:
         instance: str | None = None,
         engine: str | None = None,
         deadline_ms: int | None = None,
+        fenced_output: bool = False,
     ) -> Run:
         """Start one child; see AsyncClient.start."""
         run = self.call(
@@ -182,6 +188,7 @@ class Client:
                 instance=instance,
                 engine=engine,
                 deadline_ms=deadline_ms,
+                fenced_output=fenced_output,
             )
         )
         return Run(self, run)
@@ -254,9 +261,13 @@ class Client:
         """Kill a task and all below it; see AsyncClient.kill."""
         return self.call(self._client.kill(task_id, reason=reason))
 
-    def dispose(self, task_id: str) -> None:
-        """Kill what still runs and wait until it has ended."""
-        self.call(self._client.dispose(task_id))
+    def promote(self, task_id: str, *, after_ms: int | None = None) -> Promotion:
+        """Turn the wait of a foreground call into a background task; see AsyncClient.promote."""
+        return self.call(self._client.promote(task_id, after_ms=after_ms))
+
+    def dispose(self, task_id: str, *, unless_promoted: bool = False) -> bool:
+        """Kill what still runs and wait until it has ended; see AsyncClient.dispose."""
+        return self.call(self._client.dispose(task_id, unless_promoted=unless_promoted))
 
     def prune(self, *, older_than_ms: int) -> dict[str, int]:
         """Remove the records of tasks that ended so long ago; see AsyncClient.prune."""

@@ -8,7 +8,7 @@ from typing import Any
 
 from dsh_tasks.errors import OptionRefused
 from dsh_tasks.settings import Settings
-from dsh_tasks.submission import AgentOptions, MaxDepth, Mode, Prompt, ToolFilter
+from dsh_tasks.submission import LONGEST_LIFE_MS, AgentOptions, MaxDepth, Mode, Prompt, ToolFilter
 
 BATCH_MOST = 1_000
 """Starts in one batch: all of it is one step of the server."""
@@ -31,12 +31,13 @@ class Start:
     instance: str | None = None
     engine: str | None = None
     deadline_ms: int | None = None
+    fenced_output: bool = False
 
 
 def life_ms(asked: int | None, settings: Settings) -> int:
     """The shorter of the start's deadline and the installation's; 0 is none. Raises OptionRefused."""
     if asked is None:
         return settings.deadline_ms
-    if isinstance(asked, bool) or not isinstance(asked, int) or asked < 1:
-        raise OptionRefused("deadline_ms", "a whole number of milliseconds from 1")
+    if isinstance(asked, bool) or not isinstance(asked, int) or not 1 <= asked <= LONGEST_LIFE_MS:
+        raise OptionRefused("deadline_ms", f"a whole number of milliseconds from 1 to {LONGEST_LIFE_MS}")
     return min(asked, settings.deadline_ms or asked)

@@ -29,6 +29,11 @@ class Waiter(Protocol):
     async def until_ended(self, task_id: str, timeout_s: float | None) -> None:
         """Return when the task has ended or the time is over. Raises StoreUnavailable."""
 
+    async def until_left(self, task_id: str, timeout_s: float | None) -> None:
+        """Return when a task that is waited for in the foreground has ended, or goes on in the background,
+        or the time is over. Raises StoreUnavailable.
+        """
+
     async def until_enough(self, task_ids: Sequence[str], until: Until, timeout_s: float | None) -> None:
         """Return when one or all of the tasks have ended, or the time is over. Raises StoreUnavailable."""
 
@@ -50,6 +55,14 @@ class RecordWaiter:
     async def until_ended(self, task_id: str, timeout_s: float | None) -> None:
         """See Waiter. Without a timeout it bears a silent server for a minute."""
         await self.until_enough([task_id], "all", timeout_s)
+
+    async def until_left(self, task_id: str, timeout_s: float | None) -> None:
+        """See Waiter."""
+
+        async def left() -> bool:
+            return (await self._store.awaited(task_id)).is_left
+
+        await watch(self._wakeups, [self._store.keys.ended(task_id)], left, timeout_s)
 
     async def until_enough(self, task_ids: Sequence[str], until: Until, timeout_s: float | None) -> None:
         """See Waiter."""

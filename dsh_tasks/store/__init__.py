@@ -2,6 +2,7 @@
 
 from dsh_tasks.store.answers import (
     Accepted,
+    Awaited,
     BudgetSpent,
     Claimed,
     DueTask,
@@ -11,6 +12,7 @@ from dsh_tasks.store.answers import (
     NewTask,
     NotClaimed,
     OutputPage,
+    Promotion,
     Record,
     Settled,
     Verdict,
@@ -25,6 +27,7 @@ from dsh_tasks.store.wakeups import Wakeups
 
 __all__ = [
     "Accepted",
+    "Awaited",
     "BudgetSpent",
     "Claimed",
     "DueTask",
@@ -42,6 +45,7 @@ __all__ = [
     "OutboxState",
     "OutputPage",
     "Permits",
+    "Promotion",
     "Record",
     "Settled",
     "Store",

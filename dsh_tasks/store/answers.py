@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -9,6 +10,7 @@ from typing import Any
 from dsh_tasks.errors import LimitReached, OwnerNotRunning
 from dsh_tasks.seed import Seed
 from dsh_tasks.session import Header
+from dsh_tasks.submission import Mode
 from dsh_tasks.task import Status, Task
 
 
@@ -44,6 +46,8 @@ class NewTask:
     """JSON of what a repeated call must equal."""
     deadline_ms: int = 0
     """Longest life from acceptance; 0 is none."""
+    mode: Mode = "background"
+    """`foreground` while a call waits for its end."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,6 +85,13 @@ class Record:
     log_next: int
     structured: Any
     has_structured: bool
+    structured_json: str
+    """The value as it was written; '' where there is none."""
+
+    @property
+    def fenced_output(self) -> bool:
+        """The start asked for a fence around the child's words."""
+        return json.loads(self.policy).get("fenced_output") is True
 
     def child_header(self, *, seeded: bool) -> Header:
         """Header of the child's own log; its depth is the record's (rule 8)."""
@@ -141,6 +152,32 @@ class KillReceipt:
     status: Status
     """Status of the task itself before the kill."""
     took: tuple[tuple[str, Status], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Promotion:
+    """What came of turning a wait in the foreground into a background task."""
+
+    task_id: str
+    accepted: bool
+    """It was waited for and is not any more, by this call or an earlier one: a notice tells its end."""
+    in_background: bool
+    """Nobody waits for it now; not accepted, it never was a foreground call's."""
+    status: Status
+
+
+@dataclass(frozen=True, slots=True)
+class Awaited:
+    """How a task stands that a call waits for."""
+
+    status: Status | None
+    """None where there is no record: it was pruned, so it had ended."""
+    is_foreground: bool
+
+    @property
+    def is_left(self) -> bool:
+        """There is nothing more to wait for: it has ended, or it goes on in the background."""
+        return self.status is None or self.status.is_terminal or not self.is_foreground
 
 
 @dataclass(frozen=True, slots=True)

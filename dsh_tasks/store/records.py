@@ -41,6 +41,9 @@ LISTED = [
     "streamed",
     "activity_since",
     "stalled_since",
+    "mode",
+    "promoted",
+    "promoted_after",
 ]
 
 
@@ -57,6 +60,7 @@ def record_of(flat: Sequence[bytes], *, now_ms: int) -> Record:
         log_next=int(raw.get("log_next", 0)),
         structured=json.loads(structured) if structured else None,
         has_structured=structured is not None,
+        structured_json=structured.decode() if structured is not None else "",
     )
 
 
@@ -111,6 +115,9 @@ def task_of(raw: Mapping[str, bytes], *, now_ms: int) -> Task:
         streamed=number("streamed"),
         activity_since_ms=number("activity_since") or None,
         stalled_since_ms=number("stalled_since") or None,
+        mode=text("mode"),
+        promoted_ms=maybe("promoted"),
+        promoted_after_ms=maybe("promoted_after"),
     )
 
 
@@ -127,6 +134,8 @@ def limit_reached(name: str, value: int, cap: int) -> LimitReached:
     """The refusal of `submit` in words."""
     if name == "depth":
         way_out = "this session is at the greatest depth and may not delegate; do the work here"
+    elif name == "tree_token_budget":
+        way_out = "this tree has spent its tokens; do the work here, or raise the budget"
     elif name.startswith("total"):
         way_out = "prune tasks that have ended, or raise the limit"
     else:

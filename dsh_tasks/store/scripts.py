@@ -27,6 +27,7 @@ NAMES = (
     "permit",
     "permit_end",
     "permit_keep",
+    "promote",
     "read",
     "reap",
     "settle",

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import astuple
@@ -14,6 +13,7 @@ from dsh_tasks.settings import Settings
 from dsh_tasks.store import seeds
 from dsh_tasks.store.answers import (
     Accepted,
+    Awaited,
     BudgetSpent,
     Claimed,
     DueTask,
@@ -23,6 +23,7 @@ from dsh_tasks.store.answers import (
     NewTask,
     NotClaimed,
     OutputPage,
+    Promotion,
     Settled,
     Verdict,
 )
@@ -128,8 +129,12 @@ class Store:
             "seed_turns": new.seed.turns,
             "seed_events": new.seed.event_count,
             "seed_bytes": new.seed.raw_bytes if has_seed else 0,
+            "mode": new.mode,
         }
         limits = self.settings
+        if new.mode == "foreground":
+            # While a call waits for it, its ending is the call's to tell.
+            fields["wait_hold"] = limits.notice_hold_ms
         return [
             new.id,
             new.owner,
@@ -141,6 +146,7 @@ class Store:
             limits.total_per_owner,
             limits.live_per_tree,
             limits.total_per_tree,
+            limits.tree_token_budget,
             new.call_key,
             new.call,
             new.seed.digest if has_seed else "",
@@ -239,7 +245,7 @@ class Store:
                 output,
                 len(output),
                 "1" if outcome.partial or cut else "0",
-                json.dumps(outcome.structured) if outcome.has_structured else "",
+                outcome.structured_text,
                 *astuple(outcome.usage),
                 first,
                 *(await packed(rows)),
@@ -301,22 +307,29 @@ class Store:
         token: str,
         detail: str,
         fence: Fence | None = None,
+        only_foreground: bool = False,
     ) -> KillReceipt:
         """Kill a task and all below it. `caller` '' is the operator; the cause follows from who asks.
 
+        `only_foreground`: a task that no call waits for any more stays as it is; then nothing is taken.
         Raises TaskNotFound for ids that are not the caller's or below, OwnerNotRunning.
         """
         taken: dict[str, Status] = {}
         for step in range(1_000):
             answer = await self._kill_step(
-                task_id, caller=caller, token=f"{token}:{step}", detail=detail, fence=fence
+                task_id,
+                caller=caller,
+                token=f"{token}:{step}",
+                detail=detail,
+                fence=fence,
+                only="foreground" if only_foreground else "",
             )
             match answer[0]:
                 case b"missing":
                     raise TaskNotFound(task_id)
                 case b"not_running":
                     raise OwnerNotRunning(caller, status=answer[1].decode())
-                case b"over":
+                case b"over" | b"kept":
                     status = Status(answer[1].decode())
                     return KillReceipt(task_id, bool(taken), taken.get(task_id, status), tuple(taken.items()))
             parts = [part.decode() for part in answer[2:]]
@@ -328,7 +341,7 @@ class Store:
         return KillReceipt(task_id, True, taken.get(task_id, Status.STOPPING), tuple(taken.items()))
 
     async def _kill_step(
-        self, task_id: str, *, caller: str, token: str, detail: str, fence: Fence | None
+        self, task_id: str, *, caller: str, token: str, detail: str, fence: Fence | None, only: str = ""
     ) -> Any:
         k = self.keys
         attempt, fence_token = (fence.attempt, fence.token) if fence else NO_FENCE
@@ -347,8 +360,30 @@ class Store:
                 ANSWER_MS,
                 NODES_PER_KILL,
                 "",
+                only,
             ],
         )
+
+    async def promote(
+        self, task_id: str, *, caller: str, fence: Fence | None = None, after_ms: int | None = None
+    ) -> Promotion:
+        """Turn a wait in the foreground into a background task; asked again it changes nothing.
+
+        `caller` is the owner, '' the operator; `after_ms` is the time that the call had, where that was it.
+        Raises TaskNotFound, OwnerNotRunning.
+        """
+        attempt, token = (fence.attempt, fence.token) if fence else NO_FENCE
+        answer = await self.link.script(
+            "promote",
+            [self.keys.task(task_id)],
+            [self.keys.prefix, task_id, caller, attempt, token, "" if after_ms is None else after_ms],
+        )
+        if answer[0] == b"missing":
+            raise TaskNotFound(task_id)
+        status = answer[1].decode()
+        if answer[0] == b"not_running":
+            raise OwnerNotRunning(caller, status=status)
+        return Promotion(task_id, answer[0] == b"promoted", answer[0] != b"over", Status(status))
 
     async def forget(self, task_id: str, *, ended_before_ms: int, notice_before_ms: int) -> str:
         """Remove the record of a task that ended before a time (epoch ms), with its log and output.
@@ -496,20 +531,24 @@ class Store:
         return [[one.decode() for one in ids] for ids in found]
 
     async def live_foreground(self, ids: Sequence[str]) -> list[str]:
-        """Those of `ids` that have not ended and that a foreground call started."""
+        """Those of `ids` that have not ended and that a call waits for in the foreground."""
         if not ids:
             return []
         async with self.link.client.pipeline(transaction=False) as pipe:
             for task_id in ids:
-                pipe.hmget(self.keys.task(task_id), "status", "call")
+                pipe.hmget(self.keys.task(task_id), "status", "mode")
             found = await self.link.within(pipe.execute())
         return [
             task_id
-            for task_id, (status, call) in zip(ids, found, strict=True)
-            if status
-            and not Status(status.decode()).is_terminal
-            and json.loads(call).get("mode") == "foreground"
+            for task_id, (status, mode) in zip(ids, found, strict=True)
+            if status and not Status(status.decode()).is_terminal and mode == b"foreground"
         ]
+
+    async def awaited(self, task_id: str) -> Awaited:
+        """How a task stands that a call waits for in the foreground."""
+        found = await self.link.command("HMGET", self.keys.task(task_id), "status", "mode")
+        status, mode = found
+        return Awaited(Status(status.decode()) if status else None, is_foreground=mode == b"foreground")
 
     async def tasks(self, ids: Sequence[str]) -> list[Task]:
         """Records by id; ids without a record are left out."""

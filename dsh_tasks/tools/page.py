@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from dsh_tasks.task import cut_text
@@ -28,21 +28,37 @@ def size(text: str) -> int:
     return len(text.encode())
 
 
-def fit(text: str, *, offset: int, total: int, notes: Sequence[str], status: str, limit_bytes: int) -> Page:
+def as_it_is(text: str) -> str:
+    """A text without a frame."""
+    return text
+
+
+def fit(
+    text: str,
+    *,
+    offset: int,
+    total: int,
+    notes: Sequence[str],
+    status: str,
+    limit_bytes: int,
+    framed: Callable[[str], str] = as_it_is,
+) -> Page:
     """The longest page of `text` whose whole answer fits into `limit_bytes`.
 
     `text` stands at `offset` of a whole of `total` bytes. An answer that fits whole carries no mark;
     one that is cut says how much is shown, how much there is, and the offset to continue with. The
-    status line is the last line always.
+    status line is the last line always. `framed` puts a frame of constant size around what is shown.
     """
-    whole = _answer(text, notes, status)
+    whole = _answer(framed(text) if text else "", notes, status)
     if offset + size(text) >= total and size(whole) <= limit_bytes:
         return Page(text, None, whole)
     # The mark's own numbers count: their widest form makes room for whatever they become.
     frame = _answer("", [_mark(total, total, total), *notes], status)
-    shown = cut_text(text, max(limit_bytes - size(frame) - 1, 0))
+    shown = cut_text(text, max(limit_bytes - size(frame) - size(framed("")) - 1, 0))
     end = offset + size(shown)
-    return Page(shown, end, _answer(shown, [_mark(offset, end, total), *notes], status))
+    return Page(
+        shown, end, _answer(framed(shown) if shown else "", [_mark(offset, end, total), *notes], status)
+    )
 
 
 def _mark(offset: int, end: int, total: int) -> str:

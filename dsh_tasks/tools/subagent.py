@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Mapping
 from typing import Any
 
 from dsh_tasks.cancellation import to_the_end
 from dsh_tasks.config import SubagentToolConfig
-from dsh_tasks.errors import DshTasksError, OptionRefused
+from dsh_tasks.errors import DshTasksError, OptionRefused, Promoted
 from dsh_tasks.task import Status, cut_detail
 from dsh_tasks.tools import wording
 from dsh_tasks.tools.arguments import flag_in, only, text_in
@@ -26,6 +25,7 @@ from dsh_tasks.tools.base import (
     refused,
     until_aborted,
 )
+from dsh_tasks.tools.fence import fenced
 
 
 class SubagentTool(Tool):
@@ -34,6 +34,8 @@ class SubagentTool(Tool):
     def __init__(self, client: TaskClient, config: SubagentToolConfig) -> None:
         super().__init__(client)
         self.config = config
+        self._waited: dict[str, Run] = {}
+        """Runs of the calls that wait now, by call id."""
 
     @property
     def name(self) -> str:
@@ -96,9 +98,17 @@ class SubagentTool(Tool):
         except Aborted:
             return errored("the call was aborted before the subagent was started", code="aborted")
         if in_background:
-            value = {"kind": "background", "taskId": run.id}
-            return ToolResult(value, f"started background subagent task {run.id}")
+            return _background(run)
         return await self._foreground(run, call)
+
+    async def promote(self, call_id: str) -> bool:
+        """Turn a call that waits now into a background task: it returns at once, and its child goes on.
+
+        `call_id` as in the call. False where no such call waits here, or its child has just ended. From
+        elsewhere `client.promote(task_id)` does the same. Raises StoreUnavailable.
+        """
+        run = self._waited.get(call_id)
+        return run is not None and (await run.promote()).accepted
 
     async def _start(self, description: str, prompt: str, call: Call, *, in_background: bool) -> Run:
         client = caller_of(self._client, call)
@@ -116,20 +126,36 @@ class SubagentTool(Tool):
             mode="background" if in_background else "foreground",
             instance=self.name,
             deadline_ms=self.config.deadline_ms,
+            fenced_output=self.config.fenced_output,
         )
         return await until_aborted(starting, call.abort)
 
     async def _foreground(self, run: Run, call: Call) -> ToolResult:
-        """Wait for the end and dispose, whatever comes: the end, a fault, an abort, a cancellation."""
+        """Wait for the end and dispose, whatever comes: the end, a fault, an abort, a cancellation.
+
+        What goes on in the background is the task tools' business: disposing leaves it alone.
+        """
+        waited = {} if call.call_id is None else {call.call_id: run}
+        self._waited |= waited
         try:
             result = await self._result(run, call)
         finally:
+            for name in waited:
+                self._waited.pop(name, None)
             disposal = await _disposal(run)
-        return result if disposal is None else _with_disposal(run, result, disposal)
+        if isinstance(disposal, Exception):
+            return _with_disposal(run, result, disposal)
+        if result.is_error and not disposal:
+            # Promoted at the moment of its abort: it was not stopped.
+            return _background(run, Promoted(run.id))
+        return result
 
     async def _result(self, run: Run, call: Call) -> ToolResult:
         try:
-            output = await until_aborted(run.result(), call.abort)
+            after_ms = self.config.promote_foreground_after_ms
+            output = await until_aborted(run.result(promote_after_ms=after_ms), call.abort)
+        except Promoted as promoted:
+            return _background(run, promoted)
         except Aborted:
             return errored(f"the call was aborted and {run.id} was stopped", code="aborted", runId=run.id)
         except DshTasksError as error:
@@ -155,15 +181,24 @@ class SubagentTool(Tool):
             return errored(f"{message}; {wording.PARTIAL_HINT}", **facts)
         result = errored(message, **facts, partialOutput=output.text)
         return ToolResult(
-            result.value, f"{result.text}\n{wording.PARTIAL_MARK}\n{output.text}", is_error=True
+            result.value,
+            f"{result.text}\n{wording.PARTIAL_MARK}\n{_said(output.text, output)}",
+            is_error=True,
         )
+
+
+def _background(run: Run, promoted: Promoted | None = None) -> ToolResult:
+    text = wording.STARTED.format(id=run.id)
+    if promoted is not None:
+        text += f"\n{wording.promoted(promoted.facts['after_ms'])}"
+    return ToolResult({"kind": "background", "taskId": run.id}, text)
 
 
 def _completed(run: Run, output: Output) -> ToolResult:
     if output.has_structured:
-        blocks, text = [output.structured], json.dumps(output.structured, ensure_ascii=False)
+        blocks, text = [output.structured], _said(output.structured_json, output)
     elif output.text:
-        blocks, text = [{"type": "text", "text": output.text}], output.text
+        blocks, text = [{"type": "text", "text": output.text}], _said(output.text, output)
     else:
         blocks, text = [], wording.NO_OUTPUT
     if output.next_offset is not None and not output.has_structured:
@@ -174,13 +209,17 @@ def _completed(run: Run, output: Output) -> ToolResult:
     return ToolResult({"kind": "foreground", "runId": run.id, "output": blocks}, text)
 
 
-async def _disposal(run: Run) -> Exception | None:
-    """Dispose of the run to the end, also under a cancellation; what went wrong, or None."""
+def _said(text: str, output: Output) -> str:
+    """The child's words as the model reads them."""
+    return fenced(text, output.task.id) if output.fenced else text
+
+
+async def _disposal(run: Run) -> Exception | bool:
+    """Dispose of the run to the end, also under a cancellation; what went wrong, or whether it has ended."""
     try:
-        await to_the_end(run.dispose())
+        return await to_the_end(run.dispose())
     except Exception as error:  # noqa: BLE001 - kept beside the result's own diagnostic
         return error
-    return None
 
 
 def _with_disposal(run: Run, result: ToolResult, error: Exception) -> ToolResult:

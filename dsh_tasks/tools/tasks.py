@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any
 
 from dsh_tasks.errors import TaskNotFound
@@ -22,7 +22,8 @@ from dsh_tasks.tools.base import (
     status_line,
     until_aborted,
 )
-from dsh_tasks.tools.page import STATUS_SHARE, Page, fit, fit_lines
+from dsh_tasks.tools.fence import fenced
+from dsh_tasks.tools.page import STATUS_SHARE, Page, as_it_is, fit, fit_lines
 from dsh_tasks.tools.wording import detail_of
 
 KIND = "subagent"
@@ -104,7 +105,8 @@ def _read(output: Output, asked_offset: int, notes: Sequence[str], client: TaskC
         told.insert(0, _nothing(task, asked_offset, total))
     elif task.partial:
         told.insert(0, "[partial output, the task did not complete]")
-    page = fit(text, offset=offset, total=total, notes=told, status=status, limit_bytes=limit)
+    framed = partial(fenced, task_id=task.id) if output.fenced else as_it_is
+    page = fit(text, offset=offset, total=total, notes=told, status=status, limit_bytes=limit, framed=framed)
     return ToolResult(_value(output, page, offset, total), page.answer)
 
 
@@ -112,7 +114,7 @@ def _body(output: Output, asked_offset: int) -> tuple[str, int, int]:
     """Text, offset and whole size of what is shown: the structured value as JSON where there is one."""
     if not output.has_structured:
         return output.text, output.offset, output.total_bytes
-    raw = json.dumps(output.structured, ensure_ascii=False).encode("utf-8", "replace")
+    raw = output.structured_json.encode("utf-8", "replace")
     start = min(asked_offset, len(raw))
     return raw[start:].decode("utf-8", "ignore"), start, len(raw)
 

@@ -77,6 +77,15 @@ BACKGROUND_TEXT: Mapping[Background, str] = {
     ),
 }
 
+STARTED = "started background subagent task {id}"
+
+
+def promoted(after_ms: int | None) -> str:
+    """Why a call that was to wait has not waited to the end."""
+    why = "the call was turned into a background task" if after_ms is None else f"no end within {after_ms} ms"
+    return f"[{why}; the subagent goes on, collect it with task_output]"
+
+
 NO_OUTPUT = "The subagent completed without any output."
 
 ENDINGS: Mapping[Cause, str] = {

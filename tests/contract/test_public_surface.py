@@ -57,7 +57,7 @@ def test_both_clients_have_each_verb_with_the_same_parameters(verb: str) -> None
 
 def test_both_runs_have_the_same_verbs() -> None:
     public = [{name for name in vars(kind) if not name.startswith("_")} for kind in (Run, AsyncRun)]
-    assert public[0] == public[1] == {"dispose", "result"}
+    assert public[0] == public[1] == {"dispose", "promote", "result"}
 
 
 def test_both_subscriptions_have_the_same_verbs() -> None:
@@ -81,6 +81,7 @@ EVERY_ERROR = [
     errors.OwnerNotRunning("subagent-1", status="killed"),
     errors.SpeakerTaken("s", for_ms=5),
     errors.StillRunning("subagent-1", status="running", waited_ms=5),
+    errors.Promoted("subagent-1", after_ms=5),
     errors.StoreUnavailable("no connection"),
 ]
 

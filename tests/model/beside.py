@@ -203,6 +203,7 @@ class Beside(RuleBasedStateMachine):
             call=f'{{"n": {self.names}}}',
             seed=seed,
             deadline=life,
+            mode="foreground" if self.names % 3 == 0 else "background",
         )
         self.ids.append(new.id)
         self.asked.append((new, proof))

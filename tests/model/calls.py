@@ -108,6 +108,7 @@ def asked(new: Submission) -> NewTask:
         call_key=new.call_key,
         call=new.call,
         deadline_ms=new.deadline,
+        mode=new.mode,
     )
 
 
@@ -236,9 +237,26 @@ class Calls:
         )
         return word.decode(), *rest
 
-    async def kill(self, task_id: str, caller: str, token: str, detail: str, proof: Proof | None) -> Answer:
+    async def promote(self, task_id: str, caller: str, proof: Proof | None, after: int | None) -> Answer:
+        told = await self.store.promote(task_id, caller=caller, fence=fence_of(proof), after_ms=after)
+        return told.accepted, told.in_background, told.status.value
+
+    async def kill(
+        self,
+        task_id: str,
+        caller: str,
+        token: str,
+        detail: str,
+        proof: Proof | None,
+        only_foreground: bool = False,
+    ) -> Answer:
         receipt = await self.store.kill(
-            task_id, caller=caller, token=token, detail=detail, fence=fence_of(proof)
+            task_id,
+            caller=caller,
+            token=token,
+            detail=detail,
+            fence=fence_of(proof),
+            only_foreground=only_foreground,
         )
         took = tuple((name, status.value) for name, status in receipt.took)
         return "receipt", receipt.accepted, receipt.status.value, took

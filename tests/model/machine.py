@@ -131,6 +131,7 @@ class Machine:
             ("total_per_owner", len(self.children(new.owner)), self.times.total_per_owner),
             ("live_per_tree", sum(not task.is_terminal for task in tree), self.times.live_per_tree),
             ("total_per_tree", len(tree), self.times.total_per_tree),
+            ("tree_token_budget", self.committed.get(root, 0), self.times.budget),
         ):
             if value >= cap:
                 return "limit", name, value, cap
@@ -319,13 +320,22 @@ class Machine:
     # -- from outside ---------------------------------------------------------------------------------
 
     def kill(
-        self, task_id: str, caller: str, token: str, detail: str, proof: Proof | None, most: int = 1_000
+        self,
+        task_id: str,
+        caller: str,
+        token: str,
+        detail: str,
+        proof: Proof | None,
+        most: int = 1_000,
+        only_foreground: bool = False,
     ) -> Answer:
         """All steps of a kill."""
         taken: dict[str, str] = {}
         for step in range(1_000):
-            answer = self.kill_step(task_id, caller, f"{token}:{step}", detail, proof, most)
-            if answer[0] == "over":
+            answer = self.kill_step(
+                task_id, caller, f"{token}:{step}", detail, proof, most, only_foreground=only_foreground
+            )
+            if answer[0] in ("over", "kept"):
                 return "receipt", bool(taken), taken.get(task_id, answer[1]), tuple(taken.items())
             if answer[0] != "killed":
                 return answer
@@ -343,6 +353,7 @@ class Machine:
         proof: Proof | None,
         most: int,
         cause: str = "",
+        only_foreground: bool = False,
     ) -> Answer:
         """One step: it looks at `most` tasks, and marks the top while more are to follow."""
         if token in self.receipts:
@@ -355,6 +366,8 @@ class Machine:
         resumed = task_id in self.walks
         if top.is_terminal and not resumed:
             return "over", top.status
+        if only_foreground and top.mode != "foreground" and not resumed:
+            return "kept", top.status
         is_late = cause == "deadline"
         if is_late and not resumed and (top.stop or not top.deadline or top.deadline > self.now):
             return "over", top.status
@@ -390,6 +403,21 @@ class Machine:
         answer: Answer = ("killed", bool(ahead), tuple(took))
         self.receipts[token] = answer, self.now + self.times.answer
         return answer
+
+    def promote(self, task_id: str, caller: str, proof: Proof | None, after: int | None) -> Answer:
+        """A call that waits is let go; what has ended, or is to end, is told where it was waited for."""
+        if caller and (why := self.refusal(caller, proof)):
+            return "not_running", why
+        task = self.tasks.get(task_id)
+        if task is None or caller not in ("", task.owner):
+            return ("missing",)
+        if task.promoted is None and task.mode == "foreground":
+            if task.is_terminal or task.status == "stopping":
+                return False, False, task.status
+            if self.dying_with(task_id):
+                return False, False, "stopping"
+            task.promoted, task.promoted_after = self.now, after
+        return task.promoted is not None, True, task.status
 
     def _stop(self, task: Task, ending: str = "killed") -> None:
         """What is queued ends; what runs is told."""
@@ -512,6 +540,8 @@ class Machine:
             return
         task.notice = "pending"
         self.inbox[task.owner].append(task.id)
+        if task.mode == "foreground" and not hold_until:
+            hold_until = self.now + self.times.notice_hold
         if hold_until:
             self.holds[task.owner, task.id] = hold_until
 

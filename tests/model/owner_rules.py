@@ -103,9 +103,10 @@ class OwnerRules(Beside):
         who=askers,
         kind=proofs,
         detail=st.sampled_from(("", "enough")),
+        only=st.sampled_from((False, False, True)),
         lost=lost,
     )
-    def kill(self, n: int, who: str, kind: str, detail: str, lost: bool) -> None:
+    def kill(self, n: int, who: str, kind: str, detail: str, only: bool, lost: bool) -> None:
         task_id = self.pick(n, lambda task: not task.is_terminal)
         caller = self.caller(who, task_id)
         proof = self.proof(caller, kind) if caller in self.ids else None
@@ -115,6 +116,7 @@ class OwnerRules(Beside):
             "token": self.fresh("kill"),
             "detail": detail,
             "proof": proof,
+            "only_foreground": only,
         }
         self.killed.append(given)
         is_first = task_id not in self.machine.walks
@@ -123,6 +125,20 @@ class OwnerRules(Beside):
             took = [one for one, _ in answer[3]]
             assert len(set(took)) == len(took)
             assert not took or not is_first or took[0] == task_id, "the top stands first"
+
+    @precondition(lambda self: self.machine.tasks)
+    @rule(n=number, who=askers, kind=proofs, after=st.sampled_from((None, 5_000)), lost=lost)
+    def promote(self, n: int, who: str, kind: str, after: int | None, lost: bool) -> None:
+        """A call that waits is let go, by its owner, an operator, or somebody who may not."""
+        task_id = self.pick(n, lambda task: task.mode == "foreground" and not task.is_terminal)
+        caller = self.caller(who, task_id)
+        proof = self.proof(caller, kind) if caller in self.ids else None
+        before = self.machine.tasks.get(task_id)
+        was_waited_for = before is not None and before.mode == "foreground"
+        answer = self.ask("promote", task_id=task_id, caller=caller, proof=proof, after=after, lost=lost)
+        if answer[0] is True and was_waited_for:
+            self.steps["# promote: let go"] += 1
+            assert not self.machine.tasks[task_id].is_terminal, "what has ended is told by its call"
 
     @rule(n=number, who=st.sampled_from(("owner", "ancestor", "operator")), most=st.integers(1, 3), lost=lost)
     def kill_in_steps(self, n: int, who: str, most: int, lost: bool) -> None:

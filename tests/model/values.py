@@ -64,6 +64,7 @@ class Submission:
     """Name of a seed; '' is none."""
     deadline: int = 0
     """Longest life in ms; 0 is none."""
+    mode: str = "background"
 
 
 @dataclass(frozen=True)
@@ -142,6 +143,14 @@ class Task:
     settled_by: str | None = None
     handed_by: str | None = None
     published: int = 0
+    promoted: int | None = None
+    """When the call that waited for it was let go."""
+    promoted_after: int | None = None
+
+    @property
+    def mode(self) -> str:
+        """Whether a call waits for it."""
+        return "background" if self.promoted is not None else self.asked.mode
 
     @property
     def id(self) -> str:

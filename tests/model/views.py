@@ -55,6 +55,9 @@ def public(task: Task) -> View:
         "streamed": task.streamed,
         "activity_since_ms": task.activity_since,
         "stalled_since_ms": task.stalled_since,
+        "mode": task.mode,
+        "promoted_ms": task.promoted,
+        "promoted_after_ms": task.promoted_after,
     }
 
 

@@ -607,7 +607,7 @@ def test_an_audit_of_an_installation_at_work_finds_nothing(settings: Settings) -
         await busy
         last = await audit(store.link, store.keys)
         assert (last.faults, last.unsettled) == ((), ())
-        assert sum(last.tasks.values()) == kept == 6 * 20 * 2
+        assert sum(last.tasks.values()) == kept >= 6 * 20 * 2
 
     on_store(settings, scenario)
 

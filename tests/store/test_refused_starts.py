@@ -36,7 +36,9 @@ BAD: dict[str, dict[str, Any]] = {
     "a tool filter of nothing": {"tool_filter": {}},
     "no positive number of tokens": {"agent_options": {"maxTokens": 0}},
     "an option that there is not": {"agent_options": {"temperature": 1}},
-    "a schema of a list": {"output_schema": {"type": "array"}},
+    "a schema that is a list": {"output_schema": [{"type": "array"}]},
+    "a schema that is none": {"output_schema": {"type": "nothing"}},
+    "a schema without an end": {"output_schema": {"$ref": "#"}},
     "a schema that reaches outside": {"output_schema": {"type": "object", "$ref": "http://elsewhere/x"}},
     "a provider that there is not": {"provider": "acp"},
 }

@@ -451,12 +451,6 @@ def test_a_model_that_gives_no_valid_value_is_stopped() -> None:
     )
 
 
-def test_a_child_that_ends_without_its_value_has_failed() -> None:
-    outcome, _ = wanting("!say my work is done")
-    assert (outcome.status, outcome.cause, outcome.has_structured) == (Status.FAILED, Cause.SCHEMA, False)
-    assert (outcome.output, outcome.partial) == ("my work is done", True)
-
-
 def test_calls_before_the_value_stand_and_calls_after_it_are_refused() -> None:
     calls = [
         {"tool": "echo", "arguments": {"text": "before"}},

@@ -27,6 +27,7 @@ VERBS = {
     "wait": [SOME_ID],
     "list": [],
     "kill": [SOME_ID],
+    "promote": [SOME_ID],
     "notices": ["--owner", "o"],
     "log": [SOME_ID],
     "start": ["--provider", "spawn", "--owner", "o", "hello"],
@@ -337,3 +338,10 @@ def test_a_start_that_fails_is_tried_again() -> None:
     kept.look(1.0)
     kept.look(2.0)
     assert told[-1] == "worker 1: did not start (OSError); starts again in 1 s"
+
+
+@pytest.mark.parametrize("life", ["inf", "1e300"])
+def test_a_life_without_an_end_is_refused_as_an_option(make_cli: Callable[..., InsideCli], life: str) -> None:
+    cli = make_cli(DSH_TASKS_REDIS_URL="redis://127.0.0.1:1/0")
+    error = error_of(cli, "start", "--provider", "spawn", "--owner", "o", "--deadline", life, "hello", code=6)
+    assert error["code"] == "option_refused"

@@ -77,6 +77,7 @@ def test_every_option_of_a_tool_is_read() -> None:
         maxDepth = "provider-managed"
         partialOutputInErrors = true
         overlappingCalls = true
+        fencedOutput = true
         agentOptions = {provider = "a", model = "m", maxTokens = 5}
         toolFilter = {allow = ["read"], deny = []}
         outputSchema = {type = "object"}
@@ -91,6 +92,7 @@ def test_every_option_of_a_tool_is_read() -> None:
         max_depth="provider-managed",
         partial_output_in_errors=True,
         overlapping_calls=True,
+        fenced_output=True,
         agent_options=AgentOptions(provider="a", model="m", max_tokens=5),
         tool_filter=ToolFilter(allow=("read",), deny=()),
         output_schema={"type": "object"},
@@ -115,9 +117,15 @@ def test_the_example_loads_and_shows_what_its_comments_say() -> None:
 
 def test_every_commented_option_of_the_example_loads_too() -> None:
     text = EXAMPLE.read_text(encoding="utf-8")
-    marked = [line for line in text.splitlines() if line.startswith("# ") and " = " in line]
-    assert len(marked) == 9
-    for line in marked:
+    text, _, agent = text.partition("[agent]\n")
+    of_tools, of_agent = (
+        [line for line in part.splitlines() if line.startswith("# ") and " = " in line]
+        for part in (text, agent)
+    )
+    assert (len(of_tools), len(of_agent)) == (11, 1)
+    for line in of_agent:
+        assert read(f"[agent]\n{line[2:]}").agent
+    for line in of_tools:
         # The bending options stand below the sub-tables in the text, but belong to the tool.
         table = "[tools.agentOptions]" if line.startswith(("# provider", "# model")) else ""
         options = f'[[tools]]\nprovider = "spawn"\n{table}\n{line[2:]}'
@@ -235,12 +243,12 @@ REFUSED = {
         "configuration of 'tools[0].continuableNotices': comes with continuable children, which are not built yet",
     ),
     "fence": (
-        '[[tools]]\nprovider = "spawn"\nfencedOutput = true',
-        "configuration of 'tools[0].fencedOutput': the fence around a child's words is not built yet",
+        '[[tools]]\nprovider = "spawn"\nfencedOutput = 1',
+        "configuration of 'tools[0].fencedOutput': input should be a valid boolean",
     ),
     "promotion": (
-        '[[tools]]\nprovider = "spawn"\npromoteForegroundAfterMs = 1',
-        "configuration of 'tools[0].promoteForegroundAfterMs': promotion of a foreground call is not built yet",
+        '[[tools]]\nprovider = "spawn"\npromoteForegroundAfterMs = 0',
+        "configuration of 'tools[0].promoteForegroundAfterMs': input should be greater than or equal to 1",
     ),
     "window that the model chooses": (
         '[[tools]]\nprovider = "spawn"\nforkTurns = true',
@@ -263,8 +271,34 @@ def test_a_misconfiguration_is_refused_at_load_by_name(fault: str) -> None:
     assert caught.value.message == sentence
 
 
+def test_a_time_for_foreground_calls_needs_a_background() -> None:
+    text = '[[tools]]\nprovider = "spawn"\npromoteForegroundAfterMs = 500\n'
+    assert read(text).tools[0].promote_foreground_after_ms == 500
+    with pytest.raises(ConfigRefused, match="promoteForegroundAfterMs': it makes background tasks"):
+        read(f"{text}enableRunInBackground = false")
+
+
+def test_the_repair_turns_of_a_structured_output_are_set_for_the_agent() -> None:
+    assert read("").agent.structured_repair_turns == 1
+    assert read("[agent]\nstructuredRepairTurns = 0").agent.structured_repair_turns == 0
+    with pytest.raises(ConfigRefused, match=r"agent\.structuredRepairTurns"):
+        read("[agent]\nstructuredRepairTurns = 11")
+
+
 @pytest.mark.parametrize(
-    "schema", ['{type = "objekt"}', '{type = "array"}', '{type = "object", "$ref" = "x.json"}']
+    "text",
+    [
+        '[[tools]]\nprovider = "spawn"\ntoolName = "structured_output"',
+        '[agent]\ntools = ["my.tools:structured_output"]',
+    ],
+)
+def test_the_tool_that_children_end_by_keeps_its_name(text: str) -> None:
+    with pytest.raises(ConfigRefused, match="children end by the tool of this name"):
+        read(text)
+
+
+@pytest.mark.parametrize(
+    "schema", ['{type = "objekt"}', '{type = "array", items = 3}', '{type = "object", "$ref" = "x.json"}']
 )
 def test_an_output_schema_outside_the_supported_subset_is_refused_at_load(schema: str) -> None:
     with pytest.raises(ConfigRefused, match=r"'subagent\.outputSchema': output schema refused at \$"):

@@ -144,13 +144,29 @@ def test_an_errored_result_is_a_failed_call_in_the_same_words_and_is_not_tried_a
     assert len(client.asked) <= 1
 
 
+def test_a_delegation_that_waits_is_let_go_by_its_call_id() -> None:
+    async def scenario() -> str:
+        run = FakeRun(RUN_ID, ends=asyncio.Event())
+        toolset = DshTasksToolset(FakeClient(run=run), default_config())
+        call = ToolCallPart("subagent", TASK, tool_call_id="c1")
+        running = asyncio.ensure_future(Agent(FunctionModel(calls(call)), toolsets=[toolset]).run("go"))
+        await run.waiting.wait()
+        assert await toolset.promote("c2") is False
+        assert await toolset.promote("c1") is True
+        output = (await running).output
+        assert await toolset.promote("c1") is False
+        return output
+
+    assert asyncio.run(scenario()).startswith(f"started background subagent task {RUN_ID}")
+
+
 def test_two_delegations_of_one_answer_do_not_run_at_once() -> None:
     client, toolset = FakeClient(), FunctionToolset()
     running = 0
     most = 0
 
     class Counted(FakeRun):
-        async def result(self) -> Any:
+        async def result(self, *, promote_after_ms: int | None = None) -> Any:
             nonlocal running, most
             running += 1
             most = max(most, running)
@@ -171,7 +187,7 @@ def test_declared_overlap_lets_them_run_at_once() -> None:
     together = asyncio.Barrier(2)
 
     class Meeting(FakeRun):
-        async def result(self) -> Any:
+        async def result(self, *, promote_after_ms: int | None = None) -> Any:
             async with asyncio.timeout(10):
                 await together.wait()
             return await super().result()

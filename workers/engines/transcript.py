@@ -24,6 +24,8 @@ ATTEMPT_BORDER = "dsh-tasks/attempt"
 """Row between what one attempt wrote and what the next one writes."""
 PARTIAL = "dsh-tasks/partial"
 """Row with the text of an answer that was cut off when its worker left; the next attempt asks again."""
+REMINDER_KIND = "structured-output-missing"
+"""`source.kind` of the message that reminds a child of the value that it was asked for."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,11 +92,11 @@ class Transcript:
 
     # -- rows of a turn ---------------------------------------------------------------------------
 
-    def opening(self, *, system: str = "") -> list[Row]:
+    def opening(self, *, system: str | None = None) -> list[Row]:
         """The rows that begin this attempt, up to the prompt.
 
         Closes first what an earlier attempt left open. `system` is what the model gets as its system
-        text; it has a row only where it differs from the inherited one.
+        text, None where that is the inherited one; it has a row only where it differs.
         """
         made = _Made(self.next_seq, self._now_ms())
         self._begin(made)
@@ -207,6 +209,20 @@ class Transcript:
         made.add(PARTIAL, {**self._place(), "text": text}, ignorable=True)
         return made.rows
 
+    def reminder(self, text: str, after: Sequence[Row]) -> list[Row]:
+        """The next step, which opens with a message on what is missing; follows the rows `after`."""
+        made = _Made(self.next_seq + len(after), self._now_ms())
+        made.extend(self.next_step(after))
+        source = {"kind": REMINDER_KIND, "form": "notice", "summary": "no structured output yet"}
+        message = {
+            "content": [{"type": "text", "text": text}],
+            "source": source,
+            "role": "user",
+            "id": new_id(),
+        }
+        made.add("user/message", message, surfaceOp="append")
+        return made.rows
+
     def end(
         self, kind: str, after: Sequence[Row] = (), *, error: Mapping[str, Any] | None = None
     ) -> list[Row]:
@@ -240,9 +256,9 @@ class Transcript:
             "id": new_id(),
         }
 
-    def _system(self, made: _Made, text: str) -> None:
+    def _system(self, made: _Made, text: str | None) -> None:
         before = self._inherited
-        if not text or text == before.system_text:
+        if text is None or text == before.system_text:
             return
         if before.system_seq is None and not before.is_empty:
             # The format has no place for a system message behind other messages: who reads the log
@@ -251,7 +267,7 @@ class Transcript:
             return
         message = {
             "role": "system",
-            "content": [{"type": "text", "text": text}],
+            "content": [{"type": "text", "text": text}] if text else [],
             "source": {"kind": "system-prompt"},
             "id": new_id(),
         }

@@ -46,8 +46,24 @@ WHOLE_OR_ABSENT = (
     "streamed",
     "activity_since",
     "stalled_since",
+    "wait_hold",
+    "promoted",
+    "promoted_after",
 )
-TEXTS = ("id", "owner", "root", "parent", "status", "call_key", "v", "label", "provider", "engine", "seed")
+TEXTS = (
+    "id",
+    "owner",
+    "root",
+    "parent",
+    "status",
+    "call_key",
+    "v",
+    "label",
+    "provider",
+    "engine",
+    "seed",
+    "mode",
+)
 """Texts that every record has; some may be empty."""
 OTHERS = (
     "cause",
@@ -206,6 +222,7 @@ def faults_of(keys: Keys, a: Around) -> Iterator[Fault]:
     """All that does not fit about a record and what hangs on it."""
     yield from _fields(keys, a)
     yield from _place(keys, a)
+    yield from _mode(keys, a)
     yield from _seed(keys, a)
     yield from _stored(keys, a)
     if a.status in ENDED:
@@ -290,6 +307,22 @@ def _parent(keys: Keys, a: Around) -> Iterator[Fault]:
         yield Fault(key, f"root is {_shown(root)}", f"its owner {owner!r}, which is no task")
     if a.number("depth") < 1:
         yield Fault(key, f"depth is {a.number('depth')}", "1 or more")
+
+
+def _mode(keys: Keys, a: Around) -> Iterator[Fault]:
+    """Whether a call waits for it."""
+    key, mode = keys.task(a.id), a.fields.get("mode")
+    if mode not in (None, "foreground", "background"):
+        yield Fault(key, f"mode is {_shown(mode)}", "foreground or background")
+        return
+    if mode == "foreground" and "wait_hold" not in a.fields:
+        yield Fault(key, "wait_hold is gone and a call waits for it", "there until it is promoted")
+    if mode == "background" and "wait_hold" in a.fields:
+        yield Fault(key, "wait_hold is there and nobody waits for it", "gone")
+    if mode == "foreground" and "promoted" in a.fields:
+        yield Fault(key, "mode is foreground and it was promoted", "background")
+    if "promoted_after" in a.fields and "promoted" not in a.fields:
+        yield Fault(key, "promoted is gone", "there beside promoted_after")
 
 
 def _seed(keys: Keys, a: Around) -> Iterator[Fault]:

@@ -1,11 +1,12 @@
 #!lua flags=allow-oom
 -- kill: a task and all below it: what is queued ends here, what runs is told to stop. Keeps rules 2, 4, 9.
 -- KEYS task answer kills frontier
--- ARGV prefix id caller fence_attempt fence_token detail hold_ms deadline_ms answer_ms most cause
+-- ARGV prefix id caller fence_attempt fence_token detail hold_ms deadline_ms answer_ms most cause only
 --   caller: session of the asker, '' for the operator. most: nodes that one step looks at; the rest waits in the frontier,
 --   and `kills` marks the top meanwhile. cause: `deadline` where the task's own time is over, else ''.
+--   only: `foreground` where a task that is not waited for any more is to stay, else ''.
 -- derived: index:<session> of the subtree, what finish() touches
--- returns {"killed", more, id, status before ..} in pre-order | {"over", status} | {"missing"} | {"not_running", status}
+-- returns {"killed", more, id, status before ..} in pre-order | {"over", status} | {"kept", status} | {"missing"} | {"not_running", status}
 local prefix, id, caller = ARGV[1], ARGV[2], ARGV[3]
 local again = redis.call('GET', KEYS[2])
 if again then return cjson.decode(again) end
@@ -13,7 +14,7 @@ if caller ~= '' then
   local holds, owner_status = fence_holds(prefix, caller, ARGV[4], ARGV[5])
   if not holds then return {'not_running', owner_status} end
 end
-local r = redis.call('HMGET', KEYS[1], 'status', 'owner', 'deadline')
+local r = redis.call('HMGET', KEYS[1], 'status', 'owner', 'deadline', 'mode')
 if not r[1] then
   -- Hints about a record that is gone must not come again for ever.
   redis.call('ZREM', prefix .. 'deadlines', id)
@@ -24,6 +25,7 @@ end
 if not may_touch(prefix, id, caller) then return {'missing'} end
 local resumed = redis.call('ZSCORE', KEYS[3], id)
 if is_terminal(r[1]) and not resumed then return {'over', r[1]} end
+if ARGV[12] == 'foreground' and r[4] ~= 'foreground' and not resumed then return {'kept', r[1]} end
 local now = now_ms()
 if ARGV[11] == 'deadline' and (r[1] == 'stopping' or num(r[3]) == 0 or num(r[3]) > now) and not resumed then
   return {'over', r[1]}

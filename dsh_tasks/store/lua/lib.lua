@@ -82,10 +82,10 @@ local function ask_to_stop(prefix, id, cause, detail, hold, silent, until_ms)
 end
 
 -- The terminal step: status, notice, released limits. The caller has made every check.
--- hold_until > 0 holds the notice back: the owner asked for this end itself.
+-- hold_until > 0 holds the notice back: the owner asked for this end itself. So does a call that waits for it.
 local function finish(prefix, id, status, cause, detail, now, hold_until, silent)
   local key = task_key(prefix, id)
-  local r = redis.call('HMGET', key, 'owner', 'root', 'label', 'attempt')
+  local r = redis.call('HMGET', key, 'owner', 'root', 'label', 'wait_hold')
   local owner, root = r[1], r[2]
   redis.call('HSET', key, 'status', status, 'cause', cause, 'detail', detail, 'ended', now,
     'activity', '', 'last_activity', now)
@@ -103,6 +103,7 @@ local function finish(prefix, id, status, cause, detail, now, hold_until, silent
   local entry = redis.call('XADD', inbox, '*', 'kind', 'ended', 'id', 'notice-' .. id, 'task', id,
     'status', status, 'cause', cause, 'label', r[3], 'at', now)
   redis.call('HSET', key, 'notice', 'pending', 'notice_entry', entry)
+  if r[4] and hold_until == 0 then hold_until = now + num(r[4]) end
   if hold_until > 0 then
     redis.call('HSET', prefix .. 'holds:' .. owner, id, hold_until)
   end

@@ -20,13 +20,15 @@ from dsh_tasks.task import Cause, Outcome, Status
 from workers.engines.agent.history import history, joined, with_system
 from workers.engines.agent.model import Models, ResolvedModel
 from workers.engines.agent.patience import Patience
-from workers.engines.agent.structured import INSTRUCTION, StructuredOutput
+from workers.engines.agent.structured import INSTRUCTION, Progress, StructuredOutput
 from workers.engines.agent.tools import load_tools, narrowed, python_tool
 from workers.engines.agent.turn import Given, Turn
 from workers.engines.base import Child, ChildTool, Run
 from workers.engines.open_turn import OpenTurn, Row
 from workers.engines.transcript import Inherited, Transcript
 
+BETWEEN = "\n\n"
+"""Between a persona and the instruction."""
 LARGE_SEED_EVENTS = 500
 """From here on a seed is turned into messages off the loop, so that other children go on."""
 
@@ -37,6 +39,7 @@ class AgentEngine:
     `tools` are Python tools that every child gets beside those of its place: callables, or their
     import paths `module:callable`; of their results a model reads `result_bytes` UTF-8 bytes at most.
     Models and converted histories are shared by the children of one engine; it belongs to one event loop.
+    A child that ends without the value that it was asked for is told so `structured_repair_turns` times.
 
     Raises ConfigRefused for a tool that does not import or has no schema.
     """
@@ -48,6 +51,7 @@ class AgentEngine:
         models: Models | None = None,
         patience: Patience | None = None,
         result_bytes: int = RESULT_BYTES,
+        structured_repair_turns: int = 1,
     ) -> None:
         paths = [tool for tool in tools if isinstance(tool, str)]
         own = [*load_tools(paths), *(python_tool(tool) for tool in tools if not isinstance(tool, str))]
@@ -55,6 +59,7 @@ class AgentEngine:
         self._models = models or Models()
         self._patience = patience or Patience()
         self._histories = Histories()
+        self._repair_turns = structured_repair_turns
 
     async def run(self, run: Run) -> Outcome:
         """See Engine."""
@@ -69,6 +74,13 @@ class AgentEngine:
             given = self._given(child, model, tools, transcript, inherited, seeded)
         return await Turn(run, transcript, given).play()
 
+    def _structured(self, child: Child) -> StructuredOutput | None:
+        schema = child.policy.output_schema
+        if schema is None:
+            return None
+        progress = Progress.of(event.row() for event in child.log)
+        return StructuredOutput(schema, repair_turns=self._repair_turns, progress=progress)
+
     def _given(
         self,
         child: Child,
@@ -78,8 +90,7 @@ class AgentEngine:
         inherited: Inherited,
         seeded: Sequence[ModelMessage],
     ) -> Given:
-        schema = child.policy.output_schema
-        structured = None if schema is None else StructuredOutput(schema)
+        structured = self._structured(child)
         if structured is not None:
             tools = [*tools, structured.tool]
         system = system_text(child.policy, inherited.system_text)
@@ -93,7 +104,7 @@ class AgentEngine:
         def conversation(rows: Sequence[Row]) -> list[ModelMessage]:
             own = history(own_messages(rows), provider=model.system)
             sent = joined(seeded, own)
-            return with_system(sent, system) if system else sent
+            return sent if system is None else with_system(sent, system)
 
         return Given(
             model=model,
@@ -107,14 +118,23 @@ class AgentEngine:
         )
 
 
-def system_text(policy: Policy, inherited: str) -> str:
-    """The system text where it differs from the inherited one, else nothing.
+def system_text(policy: Policy, inherited: str) -> str | None:
+    """The system text where it differs from the inherited one, else None.
 
-    A persona takes its place; the instruction of a structured output follows either.
+    A persona takes its place. The instruction of a structured output follows either, and only where this
+    child is asked for a value: one that its parent had was for the parent.
     """
-    if policy.output_schema is None:
-        return policy.persona or ""
-    return "\n\n".join(part for part in (policy.persona or inherited, INSTRUCTION) if part)
+    own = without_instruction(inherited) if policy.persona is None else policy.persona
+    asked = INSTRUCTION if policy.output_schema is not None else ""
+    wanted = BETWEEN.join(part for part in (own, asked) if part)
+    return None if wanted == inherited else wanted
+
+
+def without_instruction(text: str) -> str:
+    """A system text without the instruction of a structured output at its end."""
+    if text.endswith(f"{BETWEEN}{INSTRUCTION}"):
+        return text.removesuffix(f"{BETWEEN}{INSTRUCTION}")
+    return "" if text == INSTRUCTION else text
 
 
 def shown(tool: ChildTool) -> Row:

@@ -58,14 +58,18 @@ def prompt_part(blocks: Sequence[Block]) -> UserPromptPart:
 
 
 def with_system(messages: Sequence[ModelMessage], text: str) -> list[ModelMessage]:
-    """The messages with `text` as the system message that stands first, in place of one that does."""
-    first = SystemPromptPart(text)
+    """The messages with `text` as the system message that stands first, in place of one that does.
+
+    An empty text leaves none.
+    """
+    first = [SystemPromptPart(text)] if text else []
     if messages and isinstance(messages[0], ModelRequest):
         parts = list(messages[0].parts)
         if isinstance(parts[0], SystemPromptPart):
             parts = parts[1:]
-        return [ModelRequest([first, *parts]), *messages[1:]]
-    return [ModelRequest([first]), *messages]
+        parts = [*first, *parts]
+        return [ModelRequest(parts), *messages[1:]] if parts else list(messages[1:])
+    return [ModelRequest(first), *messages] if first else list(messages)
 
 
 def joined(before: Sequence[ModelMessage], after: Sequence[ModelMessage]) -> list[ModelMessage]:

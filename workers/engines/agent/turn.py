@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 from collections.abc import Callable, Collection, Coroutine, Iterator, Mapping, Sequence
 from dataclasses import astuple, dataclass, field, replace
 from itertools import groupby
@@ -19,7 +20,9 @@ from pydantic_ai.messages import (
     ModelRequestPart,
     ModelResponse,
     ModelResponsePart,
+    TextPart,
     ToolCallPart,
+    UserPromptPart,
 )
 
 from dsh_tasks.errors import DshTasksError
@@ -35,10 +38,10 @@ from workers.engines.agent.ending import (
     of_error,
     over_budget,
 )
-from workers.engines.agent.history import answer_blocks, arguments_of, tool_return
+from workers.engines.agent.history import answer_blocks, arguments_of, joined, tool_return
 from workers.engines.agent.model import ResolvedModel
 from workers.engines.agent.patience import Patience
-from workers.engines.agent.structured import StructuredOutput
+from workers.engines.agent.structured import TOOL_NAME, StructuredOutput
 from workers.engines.agent.tools import dispatch
 from workers.engines.agent.usage import row_usage, usage_of_rows
 from workers.engines.base import BudgetExceeded, ChildTool, Fenced, Run, StopReason, ToolAnswer
@@ -49,7 +52,6 @@ MAX_STEPS = 1_000
 """Model steps of one attempt: a model that calls tools for ever must end."""
 WRITE_GRACE_S = 2.0
 """How long a cancelled turn waits to learn whether a write that is under way was accepted."""
-OVER = "Error: refused, the result was already given"
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,6 +124,8 @@ class Turn:
             return ending
         self._messages = self._given.conversation(self._transcript.rows)
         while self._transcript.step <= MAX_STEPS:
+            if (ending := self._value_ending()) is not None:
+                return ending
             try:
                 response = await self._asking.answer(self._messages)
             except Fenced:
@@ -134,9 +138,10 @@ class Turn:
             ending = self._asking.ending_of(response)
             calls = [] if ending is not None else calls_of(response)
             self._take(response, with_calls=bool(calls))
-            if not calls:
-                return ending or (COMPLETED if self._given.structured is None else NO_VALUE)
-            ending = await self._work(calls)
+            if calls:
+                await self._work(calls)
+                continue
+            ending = ending or await self._without_calls()
             if ending is not None:
                 return ending
         return failed(f"no end after {MAX_STEPS} model steps", "TOO_MANY_STEPS")
@@ -144,14 +149,40 @@ class Turn:
     async def _go_on(self) -> Ending | None:
         """What an earlier attempt left open in its last step; the ending that it brings, if any."""
         turn = self._given.left_open
-        if turn is not None and self._given.structured is not None:
-            self._given.structured.restore(self._transcript.rows)
         if turn is None or not turn.has_answer:
             return None
         if not turn.calls:
-            return COMPLETED if self._given.structured is None else NO_VALUE
+            return await self._without_calls()
         begun = {call.id for call in turn.left if call.mark is not None}
-        return await self._work([Call(call.id, call.name, call.arguments) for call in turn.left], begun)
+        await self._work([Call(call.id, call.name, call.arguments) for call in turn.left], begun)
+        return None
+
+    async def _without_calls(self) -> Ending | None:
+        """The model has ended its turn: the end of it, or none where it is told that its value is missing."""
+        if self._given.structured is None:
+            return COMPLETED
+        return None if await self._reminded() else NO_VALUE
+
+    def _value_ending(self) -> Ending | None:
+        """The ending that a structured value brings, or that too many invalid ones bring."""
+        structured = self._given.structured
+        if structured is None or not structured.is_over:
+            return None
+        return COMPLETED if structured.has_value else INVALID_VALUES
+
+    async def _reminded(self) -> bool:
+        """Tell a child that ends without its value what is missing; False where nothing is left to say."""
+        structured = self._given.structured
+        text = None if structured is None else structured.reminder()
+        if text is None:
+            return False
+        await self._write([*self._unwritten, *self._transcript.reminder(text, self._unwritten)])
+        last = self._messages[-1] if self._messages else None
+        if isinstance(last, ModelResponse) and not has_text(last):
+            # Providers refuse an answer that says nothing, and reasoning goes as a whole.
+            self._messages.pop()
+        self._messages = joined(self._messages, [ModelRequest([UserPromptPart(text)])])
+        return True
 
     def _take(self, response: ModelResponse, *, with_calls: bool) -> None:
         """The answer becomes a row that is written next, and part of the next request."""
@@ -167,8 +198,8 @@ class Turn:
 
     # -- the tools --------------------------------------------------------------------------------
 
-    async def _work(self, calls: Sequence[Call], begun: Collection[str] = ()) -> Ending | None:
-        """Run calls of the answer in its order; the ending that they bring, if any.
+    async def _work(self, calls: Sequence[Call], begun: Collection[str] = ()) -> None:
+        """Run calls of the answer in its order.
 
         Those in `begun` have their mark from an earlier attempt.
         """
@@ -196,17 +227,16 @@ class Turn:
                 await self._write([*self._unwritten, *marks])
             await together([one(call) for call in batch])
         self._messages.append(ModelRequest(results))
-        if structured is None or not structured.is_over:
-            return None
-        return COMPLETED if structured.has_value else INVALID_VALUES
 
     async def _answer(self, call: Call) -> ToolAnswer:
         structured = self._given.structured
-        if structured is not None and structured.has_value:
-            return ToolAnswer(OVER, is_error=True)
+        if structured is not None and structured.is_over:
+            return ToolAnswer(structured.refusal, is_error=True)
         self._run.check_lease()
         # A name that no tool has is the model's own words.
         self._run.activity(f"tool:{call.name}" if call.name in self._given.tools else "tool")
+        if structured is not None and call.name == TOOL_NAME:
+            return structured.answer(call.arguments)
         answer = await dispatch(
             self._given.tools, call.name, call.arguments, call.id, task_id=self._run.child.task_id
         )
@@ -245,16 +275,17 @@ class Turn:
     def _outcome(self, ending: Ending) -> Outcome:
         rows = [*self._unwritten, *self._partial()]
         rows += self._transcript.end(ending.kind, rows, error=ending.error)
-        structured = self._given.structured
-        has_value = ending is COMPLETED and structured is not None and structured.has_value
+        structured = self._given.structured if ending is COMPLETED else None
+        value = None if structured is None else structured.json
         return Outcome(
             ending.status,
             ending.cause,
             ending.detail,
             output=own_text([*self._transcript.rows, *rows]),
-            structured=structured.value if has_value and structured is not None else None,
-            has_structured=has_value,
             usage=self._asking.usage,
+            structured=None if value is None else json.loads(value),
+            has_structured=value is not None,
+            structured_json=value,
             rows=tuple(rows),
         )
 
@@ -264,6 +295,11 @@ class Turn:
         if not text:
             return []
         return self._transcript.answer([{"type": "text", "text": text}], self._given.model.route)
+
+
+def has_text(response: ModelResponse) -> bool:
+    """The answer says something, in text."""
+    return any(isinstance(part, TextPart) and part.content.strip() for part in response.parts)
 
 
 def calls_of(response: ModelResponse) -> list[Call]:
