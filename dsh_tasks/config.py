@@ -99,6 +99,8 @@ class AgentConfig(_Row):
 
     tools: Annotated[tuple[str, ...], Field(strict=False)] = ()
     """Python tools of the workers as `module:callable`; imported by workers only."""
+    context_window: Annotated[int, Field(ge=0)] | None = None
+    """Tokens that a request and its answer may take together, whatever the model; 0 sends it in any case."""
 
     def load_tools(self) -> list[Callable[..., Any]]:
         """The callables behind `tools`. Raises ConfigRefused that names what does not import."""
