@@ -111,6 +111,8 @@ class AgentConfig(_Row):
     """Most UTF-8 bytes of a tool's result that a child's model reads; more is cut and marked."""
     structured_repair_turns: Annotated[int, Field(ge=0, le=10)] = 1
     """How often a child that ends without the value of its output schema is told so and goes on."""
+    context_window: Annotated[int, Field(ge=0)] | None = None
+    """Tokens that a request and its answer may take together, whatever the model; 0 sends it in any case."""
 
     def load_tools(self) -> list[Callable[..., Any]]:
         """The callables behind `tools`. Raises ConfigRefused that names what does not import."""

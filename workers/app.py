@@ -26,6 +26,7 @@ from dsh_tasks.webhook import Endpoint
 from workers import tasks
 from workers.delegation import Delegation
 from workers.engines.agent.engine import AgentEngine
+from workers.engines.agent.model import Models
 from workers.engines.agent.patience import Patience
 from workers.engines.base import Engine
 from workers.engines.scripted import NoopEngine, ScriptedEngine
@@ -160,9 +161,11 @@ def build_engines(config: Config, settings: Settings) -> dict[str, Engine]:
         longest_pause_ms=settings.model_longest_pause_ms,
         silence_ms=settings.model_silence_ms,
     )
+    models = Models(context_window=config.agent.context_window)
     return {
         "agent": AgentEngine(
             tools=config.agent.tools,
+            models=models,
             patience=patience,
             result_bytes=config.agent.tool_result_bytes,
             structured_repair_turns=config.agent.structured_repair_turns,

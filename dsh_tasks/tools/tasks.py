@@ -29,6 +29,9 @@ from dsh_tasks.tools.wording import detail_of
 KIND = "subagent"
 """The kind of every task here, as a list shows it."""
 
+FENCED_LEAST = 1_024
+"""Bytes of an answer with a fence, whatever the setting: a smaller one could hold the fence alone."""
+
 
 class TaskOutputTool(Tool):
     """`task_output(task_id, wait?, timeout_ms?, offset?)`: the status, and the final text page by page."""
@@ -98,6 +101,8 @@ class TaskOutputTool(Tool):
 
 def _read(output: Output, asked_offset: int, notes: Sequence[str], client: TaskClient) -> ToolResult:
     task, limit = output.task, client.settings.output_read_bytes
+    if output.fenced:
+        limit = max(limit, FENCED_LEAST)
     text, offset, total = _body(output, asked_offset)
     status = status_line(task.status.value, cut_text(detail_of(task), limit // STATUS_SHARE))
     told = [*notes, *_notes(output, client.settings.wait_cap_ms)]

@@ -980,6 +980,14 @@ def pages(output: FakeOutput, cap: int) -> list[ToolResult]:
         offset = following
 
 
+def test_fenced_words_are_paged_to_their_end_under_the_least_limit() -> None:
+    """The fence alone is as large as the smallest answer: a page would hold nothing and name itself as the next."""
+    text = "é" * 3_000
+    found = pages(an_output(text, fenced=True), 256)
+    assert "".join(page.value["output"] for page in found) == text
+    assert all(len(page.text.encode()) <= 1_024 for page in found)
+
+
 @pytest.mark.parametrize("size", [0, ROOM - 1, ROOM])
 def test_an_output_that_fits_with_its_status_line_is_not_marked_as_cut(size: int) -> None:
     result = reading(an_output("x" * size), output_read_bytes=CAP)

@@ -139,7 +139,8 @@ def test_a_hundred_children_in_sequence_leak_no_slot(capped: Capped, owner: str)
 
 
 def never_ends(request: Request) -> Reply:
-    return Reply("on and on", tools=[("task_list", {})])
+    took = {"prompt_tokens": 1_000, "completion_tokens": 100, "total_tokens": 1_100}
+    return Reply("on and on", tools=[("task_list", {})], usage=took)
 
 
 def test_a_child_that_never_ends_fails_when_the_budget_of_its_tree_is_spent(

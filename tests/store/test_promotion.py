@@ -228,8 +228,11 @@ def test_a_call_that_waits_is_let_go_by_its_tool(settings: Settings) -> None:
 def test_a_call_that_is_aborted_after_its_promotion_stops_nothing(settings: Settings, how: str) -> None:
     async def scenario(client: AsyncClient) -> None:
         tool, abort = tool_of(client), asyncio.Event()
-        calling = asyncio.create_task(tool.call(TASK, Call(abort=abort)))
+        calling = asyncio.create_task(tool.call(TASK, Call(abort=abort, call_id="c-1")))
         task_id = await the_only_task(client)
+        while "c-1" not in tool._waited:
+            # The start has not been answered yet: an abort would come before the child.
+            await asyncio.sleep(0.001)
         # The record changes, and the wait has not heard of it when its caller goes.
         await client.store.link.command(
             "HSET", client.store.keys.task(task_id), "mode", "background", "promoted", 1

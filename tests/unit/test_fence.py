@@ -40,7 +40,7 @@ def test_a_rendering_repeats_to_the_byte_and_names_whose_words_they_are() -> Non
     assert fenced("text", ID) != fenced("text", "subagent-" + "1" * 32)
 
 
-@given(st.text(min_size=1, max_size=2_000), st.integers(300, 2_000))
+@given(st.text(min_size=1, max_size=4_000), st.integers(1_024, 4_000))
 def test_a_page_in_a_fence_keeps_within_its_limit_and_ends_with_the_status(text: str, limit: int) -> None:
     def framed(part: str) -> str:
         return fenced(part, ID)

@@ -13,7 +13,6 @@ from pydantic_ai.direct import model_request_stream
 from pydantic_ai.exceptions import ModelHTTPError
 from pydantic_ai.messages import (
     ModelMessage,
-    ModelMessagesTypeAdapter,
     ModelResponse,
     TextPart,
 )
@@ -22,6 +21,7 @@ from pydantic_ai.settings import ModelSettings
 
 from dsh_tasks.task import Usage
 from workers.engines.agent.ending import Ending, of_finish
+from workers.engines.agent.estimate import Estimate, check_window
 from workers.engines.agent.growth import growth
 from workers.engines.agent.model import ResolvedModel
 from workers.engines.agent.patience import Patience, Silence
@@ -30,8 +30,6 @@ from workers.engines.agent.usage import ASKED, TURNED_AWAY, usage_of
 from workers.engines.base import ChildTool, Permit, Run
 
 log = logging.getLogger(__name__)
-
-BYTES_PER_TOKEN = 4
 
 
 class Asking:
@@ -53,7 +51,8 @@ class Asking:
         self._settings = ModelSettings(**model.settings)
         if max_tokens is not None:
             self._settings["max_tokens"] = max_tokens
-        self._most_output = max_tokens or run.output_reserve
+        self._estimate = Estimate(self._parameters)
+        self._max_tokens = max_tokens
         self._streaming: StreamedResponse | None = None
         """The answer that comes in; its text is what a kill keeps."""
         self._broken = ""
@@ -66,11 +65,15 @@ class Asking:
     async def answer(self, messages: Sequence[ModelMessage]) -> ModelResponse:
         """The model's whole answer, tried again where its failure may pass.
 
-        Raises Fenced, BudgetExceeded, RouteBusy, Silence, or what the model's failure is.
+        Raises OverWindow before anything is sent or reserved; Fenced, BudgetExceeded, RouteBusy, Silence, or
+        what the model's failure is.
         """
         self._run.check_lease()
-        await self._reserve(messages)
         self.tries = 0
+        if self._model.window:
+            estimate = self._estimate.of(messages)
+            check_window(estimate, max_output=self._max_tokens or 0, window=self._model.window)
+        await self._reserve(messages)
         while True:
             self.tries += 1
             self._run.activity("model")
@@ -91,6 +94,7 @@ class Asking:
             )
             await self._pause(pause_ms, messages)
         self.usage += usage_of(response, self._model)
+        self._estimate.counted(messages, response.usage.input_tokens)
         # Counted and whole: a kill that comes before it is a row keeps its text.
         self._streaming, self._broken = None, text_of(response)
         # A call that fails keeps its reservation: what it cost is not known.
@@ -99,7 +103,8 @@ class Asking:
 
     async def _reserve(self, messages: Sequence[ModelMessage]) -> None:
         if self._run.has_budget:
-            await self._run.reserve(estimated_tokens(messages, self._parameters) + self._most_output)
+            most_output = self._max_tokens or self._run.output_reserve
+            await self._run.reserve(self._estimate.of(messages) + most_output)
 
     async def _try(self, messages: Sequence[ModelMessage]) -> ModelResponse:
         if self._model.is_offline:
@@ -178,16 +183,6 @@ class Asking:
         response, self._streaming = self._streaming.get(), None
         self.usage += usage_of(response, self._model, is_whole=False)
         return text_of(response) or self._broken
-
-
-def estimated_tokens(messages: Sequence[ModelMessage], parameters: ModelRequestParameters) -> int:
-    """Input tokens of a request, by its length: a token is some four bytes of JSON."""
-    size = len(ModelMessagesTypeAdapter.dump_json(list(messages)))
-    size += sum(
-        len(tool.name) + len(tool.description or "") + len(str(tool.parameters_json_schema))
-        for tool in parameters.function_tools
-    )
-    return size // BYTES_PER_TOKEN + 1
 
 
 def text_of(response: ModelResponse) -> str:

@@ -25,6 +25,7 @@ from pydantic_ai.exceptions import (
 from pydantic_ai.messages import FinishReason
 
 from dsh_tasks.task import Cause, Status
+from workers.engines.agent.estimate import OverWindow
 from workers.engines.agent.patience import Silence
 from workers.engines.base import RouteBusy
 
@@ -111,6 +112,13 @@ def of_error(error: Exception, model: str, *, tries: int = 1) -> Ending:
     if isinstance(error, Silence):
         detail = f"the model {model[:100]} gave no byte for {error.silence_ms / 1000:g} s{tried}"
         return Ending("error", Status.FAILED, Cause.STALLED, detail, "MODEL_STALLED")
+    if isinstance(error, OverWindow):
+        detail = (
+            f"the request takes some {error.estimate} tokens and its answer may take {error.max_output}, "
+            f"the model {model[:100]} holds {error.window}; nothing was sent. Start it from a shorter "
+            "window, or set agent.contextWindow where that number is wrong"
+        )
+        return failed(detail, "CONTEXT_WINDOW")
     if isinstance(error, RouteBusy):
         return failed(f"the model {model[:100]} could not be called, {error}", "ROUTE_BUSY")
     status = error.status_code if isinstance(error, ModelHTTPError) else None

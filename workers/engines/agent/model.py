@@ -30,6 +30,9 @@ log = logging.getLogger(__name__)
 
 DEEPSEEK_DEFAULT = "deepseek:deepseek-chat"
 
+WINDOWS: Mapping[str, int] = {"deepseek:deepseek-chat": 131_072, "deepseek:deepseek-reasoner": 131_072}
+"""As the provider states them, where genai-prices 0.2 still has the size of an earlier model of that name."""
+
 PROVIDER_NAMES: Mapping[str, str] = {"deepseek-official": "deepseek"}
 """The harness' names of providers, where pydantic-ai has another."""
 KEYS: Mapping[str, str] = {
@@ -56,6 +59,8 @@ class ResolvedModel:
     route: RouteName
     settings: ModelSettings = field(default_factory=ModelSettings)
     """What goes into every request of this model."""
+    window: int | None = None
+    """Tokens that input and output may take together; None where nobody knows."""
 
     @property
     def is_offline(self) -> bool:
@@ -118,7 +123,9 @@ class Models:
     A client of pydantic-ai opens up to 1,000 connections; what asks for one more waits for one.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, *, context_window: int | None = None) -> None:
+        """`context_window` (tokens) holds in place of what is known of each model; 0 is unbounded."""
+        self._context_window = context_window
         self._models: dict[str, ResolvedModel] = {}
         self._providers: dict[str, Provider[Any]] = {}
         self._making = asyncio.Lock()
@@ -152,7 +159,13 @@ class Models:
             raise OptionRefused(option, _why(name, error)) from None
         provider, _, model_name = name.rpartition(":")
         route = RouteName(provider or model.system, model_name)
-        return ResolvedModel(name, model, route, once_only(model))
+        return ResolvedModel(name, model, route, once_only(model), self._window(name, model))
+
+    def _window(self, name: str, model: Model) -> int | None:
+        if self._context_window is not None:
+            return self._context_window or None
+        known = [size for size in (WINDOWS.get(name), model.context_window) if size]
+        return max(known, default=None)
 
     def _provider(self, name: str) -> Provider[Any]:
         if name not in self._providers:
