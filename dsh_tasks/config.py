@@ -109,6 +109,9 @@ class AgentConfig(_Row):
     """Python tools of the workers as `module:callable`; imported by workers only."""
     tool_result_bytes: Annotated[int, Field(ge=1_024, le=16 * 1024 * 1024)] = RESULT_BYTES
     """Most UTF-8 bytes of a tool's result that a child's model reads; more is cut and marked."""
+    children_at_end: Literal["wait", "kill", "leave"] = "wait"
+    """What becomes of a child's own children that live when it ends its turn: it waits for them and goes on
+    with the news, or they are killed, or they go on alone. A child that fails or is killed never waits."""
     structured_repair_turns: Annotated[int, Field(ge=0, le=10)] = 1
     """How often a child that ends without the value of its output schema is told so and goes on."""
     context_window: Annotated[int, Field(ge=0)] | None = None

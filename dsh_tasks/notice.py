@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 from dsh_tasks.task import Cause, Status, cut_text
 
@@ -35,6 +36,22 @@ class Notice:
             + f'Read it with task_output {{"task_id": "{self.task_id}"}}.'
         )
         return cut_text(words, NOTICE_MAX_BYTES)
+
+
+NOTICE_KIND = "background-task-ended"
+"""`source.kind` of the user message that carries notices; `source.taskIds` names the endings."""
+
+
+def notice_message(notices: Sequence[Notice], message_id: str) -> dict[str, Any]:
+    """Many endings as one message of a log; their ids stand beside the text."""
+    source = {
+        "kind": NOTICE_KIND,
+        "form": "notice",
+        "summary": f"{len(notices)} background task{'s' if len(notices) != 1 else ''} ended",
+        "taskIds": [notice.task_id for notice in notices],
+    }
+    content = [{"type": "text", "text": batch_text(notices)}]
+    return {"content": content, "source": source, "role": "user", "id": message_id}
 
 
 def batch_text(notices: Sequence[Notice]) -> str:

@@ -21,11 +21,8 @@ from typing import Any, Self
 
 from dsh_tasks import format as log_format
 from dsh_tasks.client import AsyncClient
-from dsh_tasks.notice import Notice, WakeBudget, batch_text
+from dsh_tasks.notice import NOTICE_KIND, Notice, WakeBudget, notice_message
 from dsh_tasks.session import Event, Header, Session
-
-NOTICE_KIND = "background-task-ended"
-"""`source.kind` of the user message that carries notices; `source.taskIds` names the endings."""
 
 Agent = Callable[["ParentLoop"], Awaitable[str]]
 """One step: looks at `loop.session`, may call tools, returns the assistant's text."""
@@ -223,27 +220,18 @@ class ParentLoop:
 
 def user_row(text: str) -> dict[str, Any]:
     """A user's message."""
-    return _message({"kind": "user"}, text)
+    data = {
+        "content": [{"type": "text", "text": text}],
+        "source": {"kind": "user"},
+        "role": "user",
+        "id": str(uuid.uuid4()),
+    }
+    return {"type": "user/message", "data": data, "surfaceOp": "append"}
 
 
 def notice_row(notices: Sequence[Notice]) -> dict[str, Any]:
     """Many endings as one message; their ids stand beside the text."""
-    source = {
-        "kind": NOTICE_KIND,
-        "form": "notice",
-        "summary": f"{len(notices)} background task{'s' if len(notices) != 1 else ''} ended",
-        "taskIds": [notice.task_id for notice in notices],
-    }
-    return _message(source, batch_text(notices))
-
-
-def _message(source: Mapping[str, Any], text: str) -> dict[str, Any]:
-    data = {
-        "content": [{"type": "text", "text": text}],
-        "source": dict(source),
-        "role": "user",
-        "id": str(uuid.uuid4()),
-    }
+    data = notice_message(notices, str(uuid.uuid4()))
     return {"type": "user/message", "data": data, "surfaceOp": "append"}
 
 

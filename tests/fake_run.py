@@ -13,7 +13,8 @@ from dsh_tasks import format as log_format
 from dsh_tasks import lifecycle
 from dsh_tasks.session import Event, Header, Session
 from dsh_tasks.submission import Policy
-from dsh_tasks.task import Outcome
+from dsh_tasks.notice import Notice
+from dsh_tasks.task import Outcome, Status
 from workers.engines.base import Child, ChildTool, Engine, Fenced, StopReason, ToolAnswer
 
 PARENT = "parent-1"
@@ -64,6 +65,44 @@ class FakePermit:
 
 
 @dataclass
+class FakeHousehold:
+    """Children that end when they are waited for, each with a notice."""
+
+    alive: list[str] = field(default_factory=list)
+    pending: list[Notice] = field(default_factory=list)
+    told: list[str] = field(default_factory=list)
+    killed: list[str] = field(default_factory=list)
+    ends: asyncio.Event | None = None
+    """Where there is one, a wait lasts until it is set."""
+
+    has_any = True
+
+    async def notices(self) -> Sequence[Notice]:
+        return tuple(self.pending)
+
+    async def acknowledge(self, task_ids: Sequence[str]) -> None:
+        self.told += task_ids
+        self.pending = [notice for notice in self.pending if notice.task_id not in task_ids]
+
+    async def living(self) -> Sequence[str]:
+        return tuple(self.alive)
+
+    async def ended(self, task_ids: Sequence[str]) -> None:
+        if self.ends is not None:
+            await self.ends.wait()
+        for one in task_ids:
+            self.end(one)
+
+    def end(self, task_id: str) -> None:
+        self.alive.remove(task_id)
+        self.pending.append(Notice(f"n-{task_id}", task_id, "count", Status.COMPLETED, None, 1))
+
+    async def kill(self, task_ids: Sequence[str]) -> None:
+        self.killed += task_ids
+        self.alive = [one for one in self.alive if one not in task_ids]
+
+
+@dataclass
 class FakeRun:
     """Every append goes through JSON and is checked to be contiguous."""
 
@@ -108,6 +147,7 @@ class FakeRun:
     def streamed(self, size: int) -> None:
         self.characters += size
 
+    household: FakeHousehold | None = None
     has_budget = False
     output_reserve = 0
 

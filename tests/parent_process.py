@@ -18,7 +18,8 @@ from pathlib import Path
 from typing import Any
 
 from dsh_tasks.client import AsyncClient
-from dsh_tasks.parent_loop import NOTICE_KIND, ParentLoop, SessionLog
+from dsh_tasks.notice import NOTICE_KIND
+from dsh_tasks.parent_loop import ParentLoop, SessionLog
 from dsh_tasks.session import Event
 from dsh_tasks.settings import Settings
 from tests.rig_tools import ROOT, environment

@@ -194,10 +194,11 @@ class Rig:
                 worker.kill()
 
 
-def config_with_tools(folder: Path, *paths: str) -> str:
-    """A settings file whose agent has these Python tools; its path."""
+def config_with_tools(folder: Path, *paths: str, **agent: int | bool | str) -> str:
+    """A settings file whose agent has these Python tools and options; its path."""
     path = folder / "tools.toml"
-    path.write_text(f"[agent]\ntools = {json.dumps(list(paths))}\n")
+    options = "".join(f"{name} = {json.dumps(value)}\n" for name, value in agent.items())
+    path.write_text(f"[agent]\ntools = {json.dumps(list(paths))}\n{options}")
     return str(path)
 
 

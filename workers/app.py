@@ -27,6 +27,7 @@ from workers import tasks
 from workers.delegation import Delegation
 from workers.engines.agent.engine import AgentEngine
 from workers.engines.agent.model import Models
+from workers.engines.agent.own_children import AtEnd
 from workers.engines.agent.patience import Patience
 from workers.engines.base import Engine
 from workers.engines.scripted import NoopEngine, ScriptedEngine
@@ -169,6 +170,7 @@ def build_engines(config: Config, settings: Settings) -> dict[str, Engine]:
             patience=patience,
             result_bytes=config.agent.tool_result_bytes,
             structured_repair_turns=config.agent.structured_repair_turns,
+            children_at_end=AtEnd(config.agent.children_at_end),
         ),
         "noop": NoopEngine(),
         "scripted": ScriptedEngine(),

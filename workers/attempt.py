@@ -16,7 +16,7 @@ from dsh_tasks.session import Event, Session
 from dsh_tasks.store import BudgetSpent, Fence, FencedOff, Store
 from dsh_tasks.task import Outcome, Status
 from workers.clock import elapsed_s
-from workers.engines.base import BudgetExceeded, Child, ChildTool, Fenced, Permit, StopReason
+from workers.engines.base import BudgetExceeded, Child, ChildTool, Fenced, Household, Permit, StopReason
 from workers.engines.transcript import ATTEMPT_BORDER
 from workers.pulse import Pulse
 from workers.routes import Routes
@@ -48,6 +48,7 @@ class Attempt:
     rows: list[Event] = field(default_factory=list)
     """The child's own rows so far, those of earlier attempts included."""
     tools: Sequence[ChildTool] = ()
+    household: Household | None = None
     stop_reason: StopReason | None = None
     doing: str = "starting"
     pulse: Pulse = field(default_factory=Pulse)

@@ -10,9 +10,10 @@ import secrets
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from dsh_tasks.client import REST_PER_TASK_S, AsyncClient, Look, Publisher, Until, watch
+from dsh_tasks.client import REST_PER_TASK_S, AsyncClient, AsyncRun, Look, Publisher, Until, watch
 from dsh_tasks.config import Config
-from dsh_tasks.errors import StoreUnavailable
+from dsh_tasks.errors import OwnerNotRunning, SpeakerTaken, StoreUnavailable
+from dsh_tasks.notice import Notice
 from dsh_tasks.store import Store, Wakeups
 from dsh_tasks.task import Status
 from dsh_tasks.tools import Call, Tool, mount
@@ -131,6 +132,17 @@ class ChildClient(AsyncClient):
             waiter=InlineWaiter(store, wakeups, runner, attempt),
         )
         self._attempt = attempt
+        self.has_started = False
+
+    async def start(self, *args: Any, **given: Any) -> AsyncRun:
+        """See AsyncClient."""
+        self.has_started = True
+        return await super().start(*args, **given)
+
+    async def start_many(self, *args: Any, **given: Any) -> Any:
+        """See AsyncClient."""
+        self.has_started = True
+        return await super().start_many(*args, **given)
 
     async def abandon(self, task_id: str) -> None:
         """Hand-back is not cancellation: the children of a tool that waits stay as they are."""
@@ -144,6 +156,58 @@ class ChildClient(AsyncClient):
     @property
     def _leaves(self) -> bool:
         return self._attempt.stop_reason in (StopReason.HAND_BACK, StopReason.FENCED, StopReason.KILL)
+
+
+class OwnChildren:
+    """See Household. Silent servers are asked again, as for any write of an attempt."""
+
+    def __init__(self, attempt: Attempt, client: ChildClient, store: Store) -> None:
+        self._attempt = attempt
+        self._client = client
+        self._store = store
+
+    @property
+    def has_any(self) -> bool:
+        """See Household."""
+        return self._client.has_started or self._attempt.child.attempt > 1
+
+    async def notices(self) -> Sequence[Notice]:
+        """See Household."""
+        return await self._attempt.insisting(self._client.notices)
+
+    async def acknowledge(self, task_ids: Sequence[str]) -> None:
+        """See Household."""
+        if not task_ids:
+            return
+        inbox = self._client.inbox()
+        try:
+            await self._attempt.insisting(lambda: inbox.acknowledge(task_ids, fence=self._attempt.fence))
+        except (OwnerNotRunning, SpeakerTaken):
+            # Stopped meanwhile, or somebody else reads this inbox: who goes on acknowledges.
+            return
+
+    async def living(self) -> Sequence[str]:
+        """See Household."""
+        session = self._attempt.child.session_id
+        return sorted(await self._attempt.insisting(lambda: self._store.live_of(session)))
+
+    async def ended(self, task_ids: Sequence[str]) -> None:
+        """See Household."""
+        await self._client.waiter.until_enough(task_ids, "all", None)
+
+    async def kill(self, task_ids: Sequence[str]) -> None:
+        """See Household."""
+        for task_id in task_ids:
+            token = secrets.token_hex(16)
+            await self._attempt.insisting(
+                lambda task_id=task_id, token=token: self._store.kill(  # type: ignore[misc]
+                    task_id,
+                    caller=self._attempt.child.session_id,
+                    token=token,
+                    detail="its parent has ended",
+                    fence=self._attempt.fence,
+                )
+            )
 
 
 class Delegation:
@@ -168,6 +232,7 @@ class Delegation:
             config=self._config,
             runner=self._runner,
         )
+        attempt.household = OwnChildren(attempt, client, self._store)
         return [child_tool(tool, attempt) for tool in mount(client, self._config)]
 
     async def dispose_foreground(self, attempt: Attempt) -> None:
@@ -193,7 +258,7 @@ def child_tool(tool: Tool, attempt: Attempt) -> ChildTool:
 
     async def call(arguments: Mapping[str, Any], call_id: str) -> ToolAnswer:
         answer = await tool.call(arguments, call_context(attempt, call_id))
-        return ToolAnswer(answer.text, answer.is_error)
+        return ToolAnswer(answer.text, answer.is_error, answer.seen)
 
     return ChildTool(
         name=tool.name,

@@ -14,7 +14,8 @@ from dsh_tasks.cli.demo_view import View
 from dsh_tasks.client import AsyncClient
 from dsh_tasks.config import Config
 from dsh_tasks.errors import DshTasksError
-from dsh_tasks.parent_loop import NOTICE_KIND, ParentLoop, SessionLog
+from dsh_tasks.notice import NOTICE_KIND
+from dsh_tasks.parent_loop import ParentLoop, SessionLog
 from dsh_tasks.session import Session
 from dsh_tasks.task import Task
 from dsh_tasks.tools import Call, Tool, ToolResult, mount

@@ -162,6 +162,8 @@ class ToolResult:
     value: Any
     text: str
     is_error: bool = False
+    seen: tuple[str, ...] = ()
+    """Tasks whose ending this tells: a caller that keeps it acknowledges their notices."""
 
 
 class Aborted(Exception):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from dsh_tasks.cancellation import to_the_end
@@ -175,15 +176,17 @@ class SubagentTool(Tool):
             "cause": task.cause.value if task.cause is not None else None,
         }
         message = wording.ending(task)
+        seen = (run.id,)
         if not output.text:
-            return errored(message, **facts)
+            return replace(errored(message, **facts), seen=seen)
         if not self.config.partial_output_in_errors:
-            return errored(f"{message}; {wording.PARTIAL_HINT}", **facts)
+            return replace(errored(f"{message}; {wording.PARTIAL_HINT}", **facts), seen=seen)
         result = errored(message, **facts, partialOutput=output.text)
         return ToolResult(
             result.value,
             f"{result.text}\n{wording.PARTIAL_MARK}\n{_said(output.text, output)}",
             is_error=True,
+            seen=seen,
         )
 
 
@@ -206,7 +209,7 @@ def _completed(run: Run, output: Output) -> ToolResult:
             f"\n[output: {output.next_offset} of {output.total_bytes} bytes shown; continue with "
             f"task_output, task_id {run.id}, offset {output.next_offset}]"
         )
-    return ToolResult({"kind": "foreground", "runId": run.id, "output": blocks}, text)
+    return ToolResult({"kind": "foreground", "runId": run.id, "output": blocks}, text, seen=(run.id,))
 
 
 def _said(text: str, output: Output) -> str:

@@ -112,7 +112,8 @@ def _read(output: Output, asked_offset: int, notes: Sequence[str], client: TaskC
         told.insert(0, "[partial output, the task did not complete]")
     framed = partial(fenced, task_id=task.id) if output.fenced else as_it_is
     page = fit(text, offset=offset, total=total, notes=told, status=status, limit_bytes=limit, framed=framed)
-    return ToolResult(_value(output, page, offset, total), page.answer)
+    seen = (task.id,) if task.is_terminal else ()
+    return ToolResult(_value(output, page, offset, total), page.answer, seen=seen)
 
 
 def _body(output: Output, asked_offset: int) -> tuple[str, int, int]:
@@ -268,7 +269,8 @@ class TaskKillTool(Tool):
             "status": receipt.status.value,
             "took": took,
         }
-        return ToolResult(value, _killed(receipt, client.settings.output_read_bytes))
+        text = _killed(receipt, client.settings.output_read_bytes)
+        return ToolResult(value, text, seen=(receipt.task_id,))
 
 
 def _killed(receipt: KillReceipt, limit_bytes: int) -> str:

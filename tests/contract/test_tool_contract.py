@@ -415,18 +415,23 @@ def test_a_completed_foreground_call_returns_the_final_text_alone() -> None:
     assert foreground(an_output("There are 42.")) == ToolResult(
         {"kind": "foreground", "runId": RUN_ID, "output": [{"type": "text", "text": "There are 42."}]},
         "There are 42.",
+        seen=(RUN_ID,),
     )
 
 
 def test_no_output_is_said_in_words() -> None:
     assert foreground(an_output("")) == ToolResult(
-        {"kind": "foreground", "runId": RUN_ID, "output": []}, "The subagent completed without any output."
+        {"kind": "foreground", "runId": RUN_ID, "output": []},
+        "The subagent completed without any output.",
+        seen=(RUN_ID,),
     )
 
 
 def test_a_structured_value_is_the_output_and_is_shown_as_json() -> None:
     assert foreground(an_output("said", structured={"n": 42, "w": "ä"}, has_structured=True)) == ToolResult(
-        {"kind": "foreground", "runId": RUN_ID, "output": [{"n": 42, "w": "ä"}]}, '{"n": 42, "w": "ä"}'
+        {"kind": "foreground", "runId": RUN_ID, "output": [{"n": 42, "w": "ä"}]},
+        '{"n": 42, "w": "ä"}',
+        seen=(RUN_ID,),
     )
 
 

@@ -15,7 +15,8 @@ import pytest
 
 from dsh_tasks import format as log_format
 from dsh_tasks.client import Client
-from dsh_tasks.parent_loop import NOTICE_KIND, SessionLog
+from dsh_tasks.notice import NOTICE_KIND
+from dsh_tasks.parent_loop import SessionLog
 from dsh_tasks.settings import Settings
 from dsh_tasks.store import connect_sync
 from dsh_tasks.task import Status

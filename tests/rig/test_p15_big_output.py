@@ -101,7 +101,7 @@ def test_answers_of_every_size_are_read_whole_page_by_page(
     tmp_path: Path,
 ) -> None:
     (tmp_path / "image").write_text(IMAGE)
-    config = config_with_tools(tmp_path, "tests.held_tools:image")
+    config = config_with_tools(tmp_path, "tests.held_tools:image", toolResultBytes=16 * MIB)
     settings = make_settings(output_read_bytes=READ_BYTES, config=config)
     client = make_client(settings, owner="s")
     with ModelServer(answer) as model, census_of(settings) as census, events_of(settings) as events:

@@ -11,7 +11,8 @@ import pytest
 from dsh_tasks import format as log_format
 from dsh_tasks.client import AsyncClient
 from dsh_tasks.errors import SpeakerTaken
-from dsh_tasks.parent_loop import NOTICE_KIND, ParentLoop, SessionLog
+from dsh_tasks.notice import NOTICE_KIND
+from dsh_tasks.parent_loop import ParentLoop, SessionLog
 from dsh_tasks.settings import Settings
 from tests.prompts import waiting
 from tests.rig_tools import Rig

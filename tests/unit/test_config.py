@@ -122,7 +122,7 @@ def test_every_commented_option_of_the_example_loads_too() -> None:
         [line for line in part.splitlines() if line.startswith("# ") and " = " in line]
         for part in (text, agent)
     )
-    assert (len(of_tools), len(of_agent)) == (11, 1)
+    assert (len(of_tools), len(of_agent)) == (11, 2)
     for line in of_agent:
         assert read(f"[agent]\n{line[2:]}").agent
     for line in of_tools:

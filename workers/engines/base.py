@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any, Protocol
 
+from dsh_tasks.notice import Notice
 from dsh_tasks.session import Event, Header
 from dsh_tasks.submission import Policy
 from dsh_tasks.task import Outcome
@@ -30,6 +31,8 @@ class ToolAnswer:
 
     text: str
     is_error: bool = False
+    seen: tuple[str, ...] = ()
+    """The child's own children whose ending this tells: no notice is to follow."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,6 +91,10 @@ class Run(Protocol):
     def stop_reason(self) -> StopReason | None:
         """Why the coroutine is being cancelled; None while it is not."""
 
+    @property
+    def household(self) -> Household | None:
+        """The child's own children; None where it can have none."""
+
     def now_ms(self) -> int:
         """Epoch ms, for `time` of rows."""
 
@@ -133,6 +140,29 @@ class Run(Protocol):
 
     def check_lease(self) -> None:
         """Call before each model or tool call. Raises Fenced when the lease is past by the local clock."""
+
+
+class Household(Protocol):
+    """The children of the child that runs. Every call raises as `Run.append`."""
+
+    @property
+    def has_any(self) -> bool:
+        """Whether this or an earlier attempt may have started one: else there is nothing to ask for."""
+
+    async def notices(self) -> Sequence[Notice]:
+        """Endings that are not acknowledged and that nothing holds back, in their order."""
+
+    async def acknowledge(self, task_ids: Sequence[str]) -> None:
+        """The log holds these endings now."""
+
+    async def living(self) -> Sequence[str]:
+        """Ids of those that have not ended."""
+
+    async def ended(self, task_ids: Sequence[str]) -> None:
+        """Return when all of them have; those that are queued run here meanwhile."""
+
+    async def kill(self, task_ids: Sequence[str]) -> None:
+        """Kill them and all below them."""
 
 
 class Permit(Protocol):

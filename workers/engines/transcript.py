@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from dsh_tasks.notice import Notice, notice_message
 from dsh_tasks.session import Event, Replace
 from dsh_tasks.surface import UNKNOWN_OUTCOME
 from workers.engines.base import Child
@@ -22,6 +23,8 @@ NOT_STARTED = (
 """The harness' own words, to the letter: its runtime takes no other result of a call that never began."""
 ATTEMPT_BORDER = "dsh-tasks/attempt"
 """Row between what one attempt wrote and what the next one writes."""
+SEEN = "dsh-tasks/seen"
+"""Row after a result that told of endings: their notices are not told again."""
 PARTIAL = "dsh-tasks/partial"
 """Row with the text of an answer that was cut off when its worker left; the next attempt asks again."""
 REMINDER_KIND = "structured-output-missing"
@@ -207,6 +210,21 @@ class Transcript:
         """The text of an answer that was cut off and is asked for again; no model sees it."""
         made = _Made(self.next_seq, self._now_ms())
         made.add(PARTIAL, {**self._place(), "text": text}, ignorable=True)
+        return made.rows
+
+    def seen(self, task_ids: Sequence[str], after: Sequence[Row]) -> list[Row]:
+        """The endings that the rows `after` told; none where they told of none."""
+        made = _Made(self.next_seq + len(after), self._now_ms())
+        if task_ids:
+            made.add(SEEN, {"taskIds": list(task_ids)}, ignorable=True)
+        return made.rows
+
+    def news(self, notices: Sequence[Notice], after: Sequence[Row], *, new_step: bool) -> list[Row]:
+        """Endings as one message, at a step's border; follows the rows `after`."""
+        made = _Made(self.next_seq + len(after), self._now_ms())
+        if new_step:
+            made.extend(self.next_step(after))
+        made.add("user/message", notice_message(notices, new_id()), surfaceOp="append")
         return made.rows
 
     def reminder(self, text: str, after: Sequence[Row]) -> list[Row]:

@@ -19,6 +19,7 @@ from dsh_tasks.surface import messages
 from dsh_tasks.task import Cause, Outcome, Status
 from workers.engines.agent.history import history, joined, with_system
 from workers.engines.agent.model import Models, ResolvedModel
+from workers.engines.agent.own_children import AtEnd
 from workers.engines.agent.patience import Patience
 from workers.engines.agent.structured import INSTRUCTION, Progress, StructuredOutput
 from workers.engines.agent.tools import load_tools, narrowed, python_tool
@@ -40,6 +41,7 @@ class AgentEngine:
     import paths `module:callable`; of their results a model reads `result_bytes` UTF-8 bytes at most.
     Models and converted histories are shared by the children of one engine; it belongs to one event loop.
     A child that ends without the value that it was asked for is told so `structured_repair_turns` times.
+    `children_at_end`: what becomes of its own children that live when a child ends its turn.
 
     Raises ConfigRefused for a tool that does not import or has no schema.
     """
@@ -52,6 +54,7 @@ class AgentEngine:
         patience: Patience | None = None,
         result_bytes: int = RESULT_BYTES,
         structured_repair_turns: int = 1,
+        children_at_end: AtEnd = AtEnd.WAIT,
     ) -> None:
         paths = [tool for tool in tools if isinstance(tool, str)]
         own = [*load_tools(paths), *(python_tool(tool) for tool in tools if not isinstance(tool, str))]
@@ -59,6 +62,7 @@ class AgentEngine:
         self._models = models or Models()
         self._patience = patience or Patience()
         self._histories = Histories()
+        self._at_end = children_at_end
         self._repair_turns = structured_repair_turns
 
     async def run(self, run: Run) -> Outcome:
@@ -111,6 +115,7 @@ class AgentEngine:
             conversation=conversation,
             opening=[*begin, *header],
             left_open=left_open,
+            at_end=self._at_end,
             tools=known,
             structured=structured,
             max_tokens=max_tokens,

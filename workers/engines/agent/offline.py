@@ -52,6 +52,7 @@ NAME = "offline"
 
 _QUESTION = re.compile(r"\bwhat is the\s+([^\s?][^?\n]{0,199})\?", re.IGNORECASE)
 _TASK_ID = re.compile(r"\bsubagent-[0-9a-f]{32}\b")
+_NOTICE = re.compile(r"Background subagent task subagent-[0-9a-f]{32}\b")
 _WORDS_AT_ONCE = 50
 
 
@@ -106,6 +107,9 @@ class Shown:
             for part in parts:
                 count += 1
                 match part:
+                    case UserPromptPart() if _NOTICE.match(_text(part.content)):
+                        # News of its own children: it goes on with its program.
+                        texts.append(_text(part.content))
                     case UserPromptPart():
                         prompt = _text(part.content)
                         texts.append(prompt)

@@ -26,6 +26,7 @@ from pydantic_ai.messages import (
 )
 
 from dsh_tasks.errors import DshTasksError
+from dsh_tasks.notice import batch_text
 from dsh_tasks.task import Outcome
 from workers.engines.agent.asking import Asking
 from workers.engines.agent.ending import (
@@ -40,6 +41,7 @@ from workers.engines.agent.ending import (
 )
 from workers.engines.agent.history import answer_blocks, arguments_of, joined, tool_return
 from workers.engines.agent.model import ResolvedModel
+from workers.engines.agent.own_children import AtEnd, OwnChildren
 from workers.engines.agent.patience import Patience
 from workers.engines.agent.structured import TOOL_NAME, StructuredOutput
 from workers.engines.agent.tools import dispatch
@@ -78,6 +80,7 @@ class Given:
     patience: Patience = field(default_factory=Patience)
     left_open: OpenTurn | None = None
     """The turn that an earlier attempt began, where there is one."""
+    at_end: AtEnd = AtEnd.WAIT
 
 
 class Turn:
@@ -93,6 +96,7 @@ class Turn:
         self._unwritten: list[Row] = []
         """Made, and written with the settlement."""
         self._call_ids = calls_in(transcript.rows)
+        self._children = OwnChildren(run, transcript.rows, given.at_end)
         self._writes = asyncio.Lock()
 
     async def play(self) -> Outcome:
@@ -119,13 +123,17 @@ class Turn:
 
     async def _steps(self) -> Ending:
         await self._write(self._given.opening)
+        await self._children.catch_up()
         ending = await self._go_on()
         if ending is not None:
             return ending
         self._messages = self._given.conversation(self._transcript.rows)
         while self._transcript.step <= MAX_STEPS:
             if (ending := self._value_ending()) is not None:
+                # The value is the child's last word: it waits for its children, and hears no more of them.
+                await self._without_children()
                 return ending
+            await self._hear(new_step=False)
             try:
                 response = await self._asking.answer(self._messages)
             except Fenced:
@@ -159,9 +167,28 @@ class Turn:
 
     async def _without_calls(self) -> Ending | None:
         """The model has ended its turn: the end of it, or none where it is told that its value is missing."""
-        if self._given.structured is None:
-            return COMPLETED
-        return None if await self._reminded() else NO_VALUE
+        if self._given.structured is not None:
+            return None if await self._reminded() else NO_VALUE
+        await self._without_children()
+        return None if await self._hear(new_step=True) else COMPLETED
+
+    async def _without_children(self) -> None:
+        """Wait for its own children, where that is the policy; the answer stands in the log meanwhile."""
+        living = await self._children.living()
+        if living:
+            await self._write(self._unwritten)
+            await self._children.end(living)
+
+    async def _hear(self, *, new_step: bool) -> bool:
+        """Tell the model which of its children have ended; False where none has."""
+        news = await self._children.news()
+        if not news:
+            return False
+        rows = self._transcript.news(news, self._unwritten, new_step=new_step)
+        await self._write([*self._unwritten, *rows])
+        self._say(batch_text(news))
+        await self._children.told([notice.task_id for notice in news])
+        return True
 
     def _value_ending(self) -> Ending | None:
         """The ending that a structured value brings, or that too many invalid ones bring."""
@@ -177,12 +204,16 @@ class Turn:
         if text is None:
             return False
         await self._write([*self._unwritten, *self._transcript.reminder(text, self._unwritten)])
+        self._say(text)
+        return True
+
+    def _say(self, text: str) -> None:
+        """A message to the model, behind its last answer."""
         last = self._messages[-1] if self._messages else None
         if isinstance(last, ModelResponse) and not has_text(last):
             # Providers refuse an answer that says nothing, and reasoning goes as a whole.
             self._messages.pop()
         self._messages = joined(self._messages, [ModelRequest([UserPromptPart(text)])])
-        return True
 
     def _take(self, response: ModelResponse, *, with_calls: bool) -> None:
         """The answer becomes a row that is written next, and part of the next request."""
@@ -216,9 +247,11 @@ class Turn:
                     tool_return(call.name, call.id, answer.text, is_error=answer.is_error, provider=provider)
                 )
                 rows = self._transcript.result(call.id, answer.text, is_error=answer.is_error)
+                rows += self._transcript.seen(answer.seen, rows)
                 if left == 0 and (structured is None or not structured.is_over):
                     rows += self._transcript.next_step(rows)
                 await self._write(rows)
+            await self._children.told(answer.seen)
 
         for batch in batches(calls, self._given.tools):
             new = [astuple(call) for call in batch if call.id not in begun]
