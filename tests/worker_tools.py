@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import asyncio
 import os
 import signal
 import sys
@@ -59,3 +60,10 @@ async def hold(told: str, release: str) -> str:
     while not Path(release).exists():
         await asyncio.sleep(0.02)
     return "released"
+
+
+async def slow_note(path: str, line: str) -> str:
+    """Append a line to a ledger, then take a moment: there is an instant in which its outcome is not known."""
+    answer = await note(path, line)
+    await asyncio.sleep(0.05)
+    return answer
