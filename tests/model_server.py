@@ -69,6 +69,7 @@ class Request:
     """When it came, by time.monotonic, which all processes of a machine share."""
     began_s: float | None = None
     """When the first byte of an answer went out, likewise."""
+    raw: bytes = b""
     is_answered: bool = False
     has_hung_up: bool = False
     """The client closed the connection before the answer was complete."""
@@ -93,7 +94,7 @@ class Request:
 
     @property
     def tool_names(self) -> list[str]:
-        return [tool["function"]["name"] for tool in self.body.get("tools", ())]
+        return [tool.get("function", tool)["name"] for tool in self.body.get("tools", ())]
 
 
 def text_of(content: Any) -> str:
@@ -201,8 +202,8 @@ class ModelServer:
             for name, _, value in (line.partition(":") for line in head.decode("latin-1").split("\r\n")[1:])
             if name
         )
-        body = json.loads(await reader.readexactly(int(headers.get("content-length", 0))))
-        request = Request(len(self.requests), body, headers, time.monotonic())
+        raw = await reader.readexactly(int(headers.get("content-length", 0)))
+        request = Request(len(self.requests), json.loads(raw), headers, time.monotonic(), raw=raw)
         self.requests.append(request)
         self.active += 1
         self.peak = max(self.peak, self.active)

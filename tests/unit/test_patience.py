@@ -245,7 +245,7 @@ def test_no_client_of_a_provider_retries_by_itself(
     monkeypatch.setenv(key, "test-key")
     resolved = Models().resolve(Policy(), name)
     assert resolved.model.client.max_retries == 0  # type: ignore[attr-defined]
-    assert resolved.settings == {}
+    assert "max_retries" not in resolved.settings
 
 
 # -- what the route is told -----------------------------------------------------------------------

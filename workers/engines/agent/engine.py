@@ -17,7 +17,8 @@ from dsh_tasks.session import Event
 from dsh_tasks.submission import Policy
 from dsh_tasks.surface import messages
 from dsh_tasks.task import Cause, Outcome, Status
-from workers.engines.agent.history import history, joined, with_system
+from workers.engines.agent.history import ANY, cached_before, history, joined, with_system
+from workers.engines.agent.images import Images
 from workers.engines.agent.model import Models, ResolvedModel
 from workers.engines.agent.own_children import AtEnd
 from workers.engines.agent.patience import Patience
@@ -73,7 +74,7 @@ class AgentEngine:
             tools = narrowed([*self._tools, *run.tools], child.policy.tool_filter)
         except DshTasksError as error:
             return refused(run, error)
-        async with self._histories.of(child.seed, model.system) as (inherited, seeded):
+        async with self._histories.of(child.seed, model.system, model.images) as (inherited, seeded):
             transcript = Transcript(child, inherited.after(child.log), run.now_ms)
             given = self._given(child, model, tools, transcript, inherited, seeded)
         return await Turn(run, transcript, given).play()
@@ -106,7 +107,9 @@ class AgentEngine:
         header = transcript.request(begin, model.route, [shown(tool) for tool in tools], max_tokens)
 
         def conversation(rows: Sequence[Row]) -> list[ModelMessage]:
-            own = history(own_messages(rows), provider=model.system)
+            own = history(own_messages(rows), provider=model.system, images=model.images)
+            if seeded and model.marks_cache:
+                own = cached_before(own)
             sent = joined(seeded, own)
             return sent if system is None else with_system(sent, system)
 
@@ -181,21 +184,21 @@ class Histories:
     """Turns a seed into messages once for all children that open from it at the same time."""
 
     def __init__(self) -> None:
-        self._held: dict[tuple[int, str], _Shared] = {}
+        self._held: dict[tuple[int, str, Images], _Shared] = {}
 
     @asynccontextmanager
     async def of(
-        self, seed: tuple[Event, ...], provider: str
+        self, seed: tuple[Event, ...], provider: str, images: Images = ANY
     ) -> AsyncIterator[tuple[Inherited, Sequence[ModelMessage]]]:
         """What a child must know of its seed, and its history. Shared: not to be changed."""
         # By identity: the caller holds the seed for as long as the entry lives.
-        key = (id(seed), provider)
+        key = (id(seed), provider, images)
         shared = self._held.setdefault(key, _Shared())
         shared.users += 1
         try:
             async with shared.lock:
                 if shared.made is None:
-                    shared.made = await _converted(seed, provider)
+                    shared.made = await _converted(seed, provider, images)
             yield shared.made
         finally:
             shared.users -= 1
@@ -203,11 +206,15 @@ class Histories:
                 del self._held[key]
 
 
-async def _converted(seed: tuple[Event, ...], provider: str) -> tuple[Inherited, Sequence[ModelMessage]]:
+async def _converted(
+    seed: tuple[Event, ...], provider: str, images: Images
+) -> tuple[Inherited, Sequence[ModelMessage]]:
     if len(seed) < LARGE_SEED_EVENTS:
-        return _convert(seed, provider)
-    return await asyncio.to_thread(_convert, seed, provider)
+        return _convert(seed, provider, images)
+    return await asyncio.to_thread(_convert, seed, provider, images)
 
 
-def _convert(seed: tuple[Event, ...], provider: str) -> tuple[Inherited, Sequence[ModelMessage]]:
-    return Inherited.of(seed), history(messages(seed), provider=provider)
+def _convert(
+    seed: tuple[Event, ...], provider: str, images: Images
+) -> tuple[Inherited, Sequence[ModelMessage]]:
+    return Inherited.of(seed), history(messages(seed), provider=provider, images=images)

@@ -7,15 +7,12 @@ with its signature and only to the provider that signed it; else it is left out 
 
 from __future__ import annotations
 
-import base64
-import binascii
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from pydantic_ai.messages import (
-    BinaryContent,
-    ImageUrl,
+    CachePoint,
     ModelMessage,
     ModelRequest,
     ModelRequestPart,
@@ -31,27 +28,50 @@ from pydantic_ai.messages import (
 )
 
 from dsh_tasks.surface import UNKNOWN_OUTCOME
+from workers.engines.agent.images import Images
 
 Block = Mapping[str, Any]
 
 FLAGS_ERRORS = frozenset({"anthropic", "offline"})
 """Providers that are told of an errored result beside its text. For all others pydantic-ai would wrap the
 text into `{"error": ..}`, and the model would read something else than the log holds."""
+ANY = Images()
 REPLAY_KIND = "pydantic-ai"
 """Names the replay state that this engine writes; that of the harness is for the harness."""
 
 
-def history(messages: Iterable[Mapping[str, Any]], *, provider: str) -> list[ModelMessage]:
+def history(
+    messages: Iterable[Mapping[str, Any]], *, provider: str, images: Images = ANY
+) -> list[ModelMessage]:
     """What a model of `provider` is sent for the messages of a surface."""
-    made = _History(provider)
-    for message in messages:
+    given = list(messages)
+    made = _History(provider, images, _too_many(given, images))
+    for message in given:
         made.add(message)
     return made.done()
 
 
-def prompt_part(blocks: Sequence[Block]) -> UserPromptPart:
-    """A user's content blocks, as they are."""
-    content = [_user_content(block) for block in blocks]
+def _too_many(messages: Sequence[Mapping[str, Any]], images: Images) -> int:
+    """How many of the first images there is no room for."""
+    users = (message["content"] for message in messages if message["role"] == "user")
+    blocks = [block for content in users for block in content if block["type"] == "image"]
+    if len(blocks) <= images.most:
+        return 0
+    return max(0, sum(images.sent(block) is not None for block in blocks) - images.most)
+
+
+def cached_before(messages: Sequence[ModelMessage]) -> list[ModelMessage]:
+    """A child's own messages with a mark before its prompt: its siblings have the same before it."""
+    first, *others = messages
+    prompt = first.parts[0]
+    if not isinstance(first, ModelRequest) or not isinstance(prompt, UserPromptPart):
+        return list(messages)
+    content = [prompt.content] if isinstance(prompt.content, str) else prompt.content
+    return [ModelRequest([UserPromptPart([CachePoint(), *content]), *first.parts[1:]]), *others]
+
+
+def prompt_part(content: Sequence[UserContent]) -> UserPromptPart:
+    """A user's content."""
     if len(content) == 1 and isinstance(content[0], str):
         return UserPromptPart(content[0])
     return UserPromptPart(content)
@@ -82,8 +102,11 @@ def joined(before: Sequence[ModelMessage], after: Sequence[ModelMessage]) -> lis
 class _History:
     """Messages in the making."""
 
-    def __init__(self, provider: str) -> None:
+    def __init__(self, provider: str, images: Images, too_many: int) -> None:
         self._provider = provider
+        self._images = images
+        self._too_many = too_many
+        """Images that still have to be left out."""
         self._messages: list[ModelMessage] = []
         self._parts: list[ModelRequestPart] = []
         self._waiting: dict[str, str] = {}
@@ -99,9 +122,19 @@ class _History:
         if role == "assistant":
             self._answer(message)
         elif role == "user":
-            self._parts.append(prompt_part(content))
+            self._parts.append(prompt_part([self._user_content(block) for block in content]))
         else:
             self._parts.append(SystemPromptPart(_text(content)))
+
+    def _user_content(self, block: Block) -> UserContent:
+        if block["type"] == "text":
+            text: str = block["text"]
+            return text
+        image = self._images.sent(block)
+        if image is not None and self._too_many:
+            self._too_many -= 1
+            image = None
+        return image or _mark(block)
 
     def done(self) -> list[ModelMessage]:
         """All of them."""
@@ -229,27 +262,3 @@ def _text(content: Iterable[Block]) -> str:
 
 def _mark(block: Block) -> str:
     return f"[{block['type']} is not shown here]"
-
-
-def _user_content(block: Block) -> UserContent:
-    if block["type"] == "text":
-        text: str = block["text"]
-        return text
-    return _image(block) or _mark(block)
-
-
-def _image(block: Block) -> UserContent | None:
-    """An image that the block carries or points at; None where it is stored elsewhere or taken out."""
-    if block["type"] != "image" or block.get("offloaded"):
-        return None
-    source = block["source"] if isinstance(block.get("source"), Mapping) else block
-    data, url = source.get("data"), source.get("url")
-    media_type = source.get("media_type") or source.get("mediaType") or source.get("mimeType")
-    if isinstance(data, str) and isinstance(media_type, str):
-        try:
-            return BinaryContent(base64.b64decode(data, validate=True), media_type=media_type)
-        except (binascii.Error, ValueError):
-            return None
-    if isinstance(url, str) and url.startswith(("https://", "data:")):
-        return ImageUrl(url)
-    return None

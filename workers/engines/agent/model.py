@@ -22,6 +22,7 @@ from pydantic_ai.settings import ModelSettings
 
 from dsh_tasks.errors import OptionRefused
 from dsh_tasks.submission import Policy, Route
+from workers.engines.agent.images import Images
 from workers.engines.agent.offline import NAME as OFFLINE
 from workers.engines.agent.offline import OfflineModel
 from workers.engines.transcript import RouteName
@@ -33,6 +34,9 @@ DEEPSEEK_DEFAULT = "deepseek:deepseek-chat"
 WINDOWS: Mapping[str, int] = {"deepseek:deepseek-chat": 131_072, "deepseek:deepseek-reasoner": 131_072}
 """As the provider states them, where genai-prices 0.2 still has the size of an earlier model of that name."""
 
+MARKS_CACHE = frozenset({"anthropic", "bedrock", "openrouter"})
+TEXT_ONLY = frozenset({"deepseek"})
+"""Providers whose API refuses a request with an image; pydantic-ai does not know it of them."""
 PROVIDER_NAMES: Mapping[str, str] = {"deepseek-official": "deepseek"}
 """The harness' names of providers, where pydantic-ai has another."""
 KEYS: Mapping[str, str] = {
@@ -59,6 +63,7 @@ class ResolvedModel:
     route: RouteName
     settings: ModelSettings = field(default_factory=ModelSettings)
     """What goes into every request of this model."""
+    images: Images = field(default_factory=Images)
     window: int | None = None
     """Tokens that input and output may take together; None where nobody knows."""
 
@@ -71,6 +76,11 @@ class ResolvedModel:
     def system(self) -> str:
         """The provider as pydantic-ai names it in answers: signed reasoning goes back only to the same."""
         return self.model.system
+
+    @property
+    def marks_cache(self) -> bool:
+        """Its provider caches a prefix only up to where a request says so."""
+        return self.system in MARKS_CACHE
 
     @property
     def says_finish(self) -> bool:
@@ -159,7 +169,15 @@ class Models:
             raise OptionRefused(option, _why(name, error)) from None
         provider, _, model_name = name.rpartition(":")
         route = RouteName(provider or model.system, model_name)
-        return ResolvedModel(name, model, route, once_only(model), self._window(name, model))
+        return ResolvedModel(
+            name,
+            model,
+            route,
+            # The prefix is paid once for all steps of a child, and for all forks of one seed.
+            ModelSettings(cache=True, **once_only(model)),
+            images_of(model),
+            self._window(name, model),
+        )
 
     def _window(self, name: str, model: Model) -> int | None:
         if self._context_window is not None:
@@ -175,6 +193,12 @@ class Models:
                 provider.client.max_retries = 0
             self._providers[name] = provider
         return self._providers[name]
+
+
+def images_of(model: Model) -> Images:
+    """What a model takes of images."""
+    takes = model.system not in TEXT_ONLY and model.profile.get("supports_image_input", True)
+    return Images() if takes else Images(most=0)
 
 
 def once_only(model: Model) -> ModelSettings:
