@@ -42,6 +42,10 @@ class Settings(BaseSettings):
     """Leases that may expire in all before the task fails, whatever was finished between them."""
     first_pause_ms: int = Field(1_000, ge=0, le=600_000)
     """Pause before the attempt after the first loss; doubles with each further loss, up to 5 min."""
+    step_silence_ms: int = Field(900_000, ge=0, le=365 * 24 * 3_600_000)
+    """An attempt without a row, a piece of an answer or a new activity for so long stalls; 0 is never."""
+    tool_silence_ms: int = Field(7_200_000, ge=0, le=365 * 24 * 3_600_000)
+    """The same while a tool runs. A stall is a loss: within the bounds the next attempt goes on."""
     kill_deadline_ms: int = Field(9_000, ge=100, le=600_000)
     """After this a reaper settles the kill of an unresponsive child, within half a second more."""
 

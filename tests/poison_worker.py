@@ -6,6 +6,8 @@ when the reply to it is there.
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import os
 import signal
 import sys
@@ -28,6 +30,9 @@ class PoisonEngine:
         what = str(run.child.prompt[0]["text"])
         if what == "SystemExit":
             sys.exit(3)
+        while what == "stubborn":
+            with contextlib.suppress(asyncio.CancelledError):
+                await asyncio.sleep(1_000)
         if what == "RecursionError":
             return await self.run(run)
         raise MemoryError

@@ -54,6 +54,16 @@ async def spins(told: str) -> None:
         pass
 
 
+async def hang(told: str) -> str:
+    """Never ends; may be run again."""
+    await note(told, str(time.time()))
+    await asyncio.Event().wait()
+    return "never"
+
+
+hang.idempotent = True  # type: ignore[attr-defined]
+
+
 async def hold(told: str, release: str) -> str:
     """Tell that it runs, and end when it is let."""
     tell(told, os.getpid())

@@ -28,7 +28,15 @@ SILENT_FOR_S = 300.0
 LEASE_LOOK_S = 0.05
 T = TypeVar("T")
 
-RANK = {None: 0, StopReason.HAND_BACK: 1, StopReason.KILL: 2, StopReason.FENCED: 3}
+RANK = {
+    None: 0,
+    StopReason.HAND_BACK: 1,
+    StopReason.STALLED: 2,
+    StopReason.KILL: 3,
+    StopReason.FENCED: 4,
+}
+LEFT_AFTER_S = 10.0
+"""An engine that has not ended so long after it stalled, or was fenced, is left behind."""
 ACTIVITY_LENGTH = 80
 ANSWER = "assistant/message"
 
@@ -56,7 +64,11 @@ class Attempt:
     """Calls that reserved tokens."""
     waits: int = 0
     """Waits for descendants under way: while there is one, this attempt does nothing itself."""
+    stall: str = ""
+    """What was silent and for how long, in words."""
     task: asyncio.Task[Outcome | None] | None = None
+    left: asyncio.Future[None] | None = None
+    """Done when the engine ignores its end: whoever waits for it goes on without it."""
 
     def now_ms(self) -> int:
         """Epoch ms of this host."""
@@ -192,6 +204,17 @@ class Attempt:
         self.stop_reason = reason
         if self.task is not None:
             self.task.cancel()
+            if reason in (StopReason.STALLED, StopReason.FENCED):
+                self.task.get_loop().call_later(LEFT_AFTER_S, self._leave)
+
+    def stalled(self, words: str) -> None:
+        """Nothing moves: stop, and say what it was."""
+        self.stall = self.stall or words
+        self.stop(StopReason.STALLED)
+
+    def _leave(self) -> None:
+        if self.left is not None and not self.left.done():
+            self.left.set_result(None)
 
     @property
     def session(self) -> Session:

@@ -18,7 +18,7 @@ from dsh_tasks.store import Store, Wakeups
 from dsh_tasks.task import Status
 from dsh_tasks.tools import Call, Tool, mount
 from workers.attempt import Attempt
-from workers.engines.base import ChildTool, StopReason, ToolAnswer
+from workers.engines.base import ChildTool, ToolAnswer
 from workers.runner import Runner
 
 
@@ -155,7 +155,7 @@ class ChildClient(AsyncClient):
 
     @property
     def _leaves(self) -> bool:
-        return self._attempt.stop_reason in (StopReason.HAND_BACK, StopReason.FENCED, StopReason.KILL)
+        return self._attempt.stop_reason is not None
 
 
 class OwnChildren:

@@ -1,4 +1,7 @@
-"""Heartbeat: a second thread with its own connection that keeps the leases of this process' attempts."""
+"""Heartbeat: a second thread with its own connection that keeps the leases of this process' attempts.
+
+It tells how far each has come, and stops those that have stalled (workers/watchdog.py).
+"""
 
 from __future__ import annotations
 
@@ -19,6 +22,7 @@ from workers.clock import elapsed_s
 from workers.engines.base import StopReason
 from workers.loop import EventLoop
 from workers.runner import Runner
+from workers.watchdog import borne_ms, shown_ms, stall_of
 
 log = logging.getLogger(__name__)
 
@@ -86,22 +90,31 @@ class Heartbeat:
         if not attempts:
             return
         sent_s = elapsed_s()
-        answers = self._send(attempts)
-        for attempt, answer in zip(attempts, answers, strict=True):
-            self._apply(attempt, answer, sent_s)
+        silent = [
+            attempt.pulse.look(sent_s, waits=attempt.waits > 0, gap_s=self._settings.lease_ms / 1000)
+            for attempt in attempts
+        ]
+        try:
+            answers = self._send(attempts, silent)
+        except (redis.RedisError, OSError):
+            for attempt in attempts:
+                attempt.pulse.missed()
+            raise
+        for attempt, answer, silent_s in zip(attempts, answers, silent, strict=True):
+            self._apply(attempt, answer, sent_s, silent_s)
 
-    def _send(self, attempts: Sequence[Attempt]) -> list[Any]:
+    def _send(self, attempts: Sequence[Attempt], silent: Sequence[float]) -> list[Any]:
         script = load("heartbeat")
         try:
-            return self._pipeline(attempts)
+            return self._pipeline(attempts, silent)
         except NoScriptError:
             self._client.script_load(script.text)
-            return self._pipeline(attempts)
+            return self._pipeline(attempts, silent)
 
-    def _pipeline(self, attempts: Sequence[Attempt]) -> list[Any]:
+    def _pipeline(self, attempts: Sequence[Attempt], silent: Sequence[float]) -> list[Any]:
         script, now_s = load("heartbeat"), elapsed_s()
         with self._client.pipeline(transaction=False) as pipe:
-            for attempt in attempts:
+            for attempt, silent_s in zip(attempts, silent, strict=True):
                 pipe.execute_command(  # type: ignore[no-untyped-call]
                     *script.call(
                         [self._keys.task(attempt.child.task_id), self._keys.leases],
@@ -111,12 +124,13 @@ class Heartbeat:
                             attempt.fence.token,
                             self._settings.lease_ms,
                             *progress(attempt, now_s),
+                            shown_ms(silent_s, borne_ms(attempt.doing, self._settings)),
                         ],
                     )
                 )
             return list(pipe.execute())
 
-    def _apply(self, attempt: Attempt, answer: Any, sent_s: float) -> None:
+    def _apply(self, attempt: Attempt, answer: Any, sent_s: float, silent_s: float) -> None:
         match answer[0]:
             case b"fenced":
                 # An attempt that has just settled is no longer active: stopping it changes nothing.
@@ -126,13 +140,15 @@ class Heartbeat:
                 self._tell(attempt, StopReason.KILL)
             case _:
                 attempt.lease_until_s = sent_s + self._settings.lease_ms / 1000
+                if words := stall_of(attempt, silent_s, self._settings):
+                    self._loop.loop.call_soon_threadsafe(attempt.stalled, words)
 
     def _tell(self, attempt: Attempt, reason: StopReason) -> None:
         self._loop.loop.call_soon_threadsafe(attempt.stop, reason)
 
 
-def progress(attempt: Attempt, now_s: float) -> tuple[str, int, int, int, int, int]:
-    """How far an attempt is, as the script takes it: activity, its age, idle time, counts, stall (ms)."""
+def progress(attempt: Attempt, now_s: float) -> tuple[str, int, int, int, int]:
+    """How far an attempt is, as the script takes it: activity, its age and idle time (ms), counts."""
     pulse = attempt.pulse
     return (
         attempt.doing,
@@ -140,5 +156,4 @@ def progress(attempt: Attempt, now_s: float) -> tuple[str, int, int, int, int, i
         max(round((now_s - pulse.moved_s) * 1000), 0),
         pulse.streamed,
         pulse.answers,
-        0,
     )

@@ -10,15 +10,28 @@ from collections import Counter
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from enum import StrEnum
+from typing import Any
 
 from dsh_tasks.errors import DshTasksError, StoreUnavailable
 from dsh_tasks.session import Event
-from dsh_tasks.store import Claimed, Fence, FencedOff, NotClaimed, Permits, Record, Settled, Store
+from dsh_tasks.store import (
+    Claimed,
+    Fence,
+    FencedOff,
+    LossesSpent,
+    NotClaimed,
+    Permits,
+    Record,
+    Requeued,
+    Settled,
+    Store,
+)
 from dsh_tasks.submission import Policy
 from dsh_tasks.task import Cause, Outcome, Status
 from workers.attempt import ANSWER, Attempt, decode_row, encode_row
 from workers.clock import elapsed_s
 from workers.engines.base import Child, ChildTool, Engine, Fenced, StopReason
+from workers.engines.transcript import own_text
 from workers.routes import Routes
 from workers.seed_cache import SeedCache
 
@@ -39,6 +52,8 @@ class Ran(StrEnum):
     """The attempt ran and settled its task."""
     HANDED_BACK = "handed back"
     """The worker leaves; another takes it."""
+    STALLED = "stalled"
+    """The attempt made no progress; the next one goes on after a pause."""
     FENCED = "lease lost"
     """The attempt lost its lease in mid run; another one counts."""
     NOT_CLAIMED = "not claimed"
@@ -177,18 +192,27 @@ class Runner:
         attempt.task = asyncio.create_task(self._work(attempt, claimed))
         if self.leaving:
             attempt.stop(StopReason.HAND_BACK)
-        await asyncio.wait({attempt.task})
-        if attempt.task.cancelled() and attempt.stop_reason is StopReason.HAND_BACK:
+        attempt.left = asyncio.get_running_loop().create_future()
+        ends: set[asyncio.Future[Any]] = {attempt.task, attempt.left}
+        await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
+        if attempt.task.done() and attempt.task.cancelled() and attempt.stop_reason is StopReason.HAND_BACK:
             return await self._hand_back(attempt)
-        outcome = unmade_outcome(attempt) if attempt.task.cancelled() else attempt.task.result()
+        outcome = outcome_of(attempt)
         if outcome is None or attempt.stop_reason is StopReason.FENCED:
             log.warning("task %s attempt %d lost its lease", attempt.child.task_id, attempt.fence.attempt)
             return Ran.FENCED, ""
+        if attempt.stop_reason is StopReason.STALLED and outcome.status is not Status.COMPLETED:
+            came = await self._stalled(attempt)
+            if isinstance(came, Ran):
+                return came, ""
+            outcome = replace(outcome, status=Status.FAILED, cause=Cause.STALLED, detail=came)
         await self._before_settling(attempt)
         return await self._settle(attempt, outcome)
 
     async def _before_settling(self, attempt: Attempt) -> None:
-        if attempt.fence.attempt == 1 or attempt.stop_reason is not None:
+        if attempt.stop_reason is not StopReason.STALLED and (
+            attempt.fence.attempt == 1 or attempt.stop_reason is not None
+        ):
             # A first attempt disposed of its own calls, and a kill has taken all below.
             return
         try:
@@ -240,6 +264,29 @@ class Runner:
         if queued:
             self.given_back.append(attempt.child.task_id)
         return Ran.HANDED_BACK, ""
+
+    async def _stalled(self, attempt: Attempt) -> Ran | str:
+        """Give the task back as a loss; the words of its end where no attempt may follow, or a kill came."""
+        task_id = attempt.child.task_id
+        log.warning("task %s attempt %d stalled: %s", task_id, attempt.fence.attempt, attempt.stall)
+        until_s = elapsed_s() + SETTLE_FOR_S
+        while True:
+            try:
+                answer = await self.store.stall(task_id, attempt.fence)
+                break
+            except StoreUnavailable:
+                if elapsed_s() > until_s:
+                    return Ran.FENCED
+                await asyncio.sleep(SETTLE_PAUSE_S)
+        match answer:
+            case Requeued():
+                return Ran.STALLED
+            case LossesSpent(lost):
+                times = "one attempt was" if lost == 1 else f"{lost} attempts were"
+                return f"{attempt.stall}; {times} lost or stalled"
+            case FencedOff(status) if status == Status.STOPPING:
+                return attempt.stall
+        return Ran.FENCED
 
     async def _settle(self, attempt: Attempt, outcome: Outcome) -> tuple[Ran, str]:
         rows = [encode_row(row) for row in outcome.rows]
@@ -353,10 +400,22 @@ def first_view(record: Record, attempt: int, model: str | None) -> Child:
     )
 
 
+def outcome_of(attempt: Attempt) -> Outcome | None:
+    """What the engine made, or what is recorded in its place."""
+    assert attempt.task is not None
+    if not attempt.task.done():
+        log.error("task %s attempt %d does not end, is left", attempt.child.task_id, attempt.fence.attempt)
+        return unmade_outcome(attempt)
+    return unmade_outcome(attempt) if attempt.task.cancelled() else attempt.task.result()
+
+
 def unmade_outcome(attempt: Attempt) -> Outcome | None:
     """What is recorded for an engine that was cancelled and made no outcome itself."""
     if attempt.stop_reason is StopReason.KILL:
         return Outcome(Status.KILLED, Cause.OWNER)
+    if attempt.stop_reason is StopReason.STALLED:
+        said = own_text(row.row() for row in attempt.rows)
+        return Outcome(Status.FAILED, Cause.STALLED, output=said)
     if attempt.stop_reason is None:
         return Outcome(Status.FAILED, Cause.ERROR, "the engine cancelled itself")
     return None

@@ -144,6 +144,21 @@ class Settled:
 
 
 @dataclass(frozen=True, slots=True)
+class Requeued:
+    """The task is queued again, and pauses."""
+
+    not_before_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class LossesSpent:
+    """One loss more would be too many: the attempt is to settle."""
+
+    lost: int
+    """Attempts that were lost or stalled, this one included."""
+
+
+@dataclass(frozen=True, slots=True)
 class KillReceipt:
     """What a kill took, each with the status before; or that the task had ended already."""
 

@@ -32,6 +32,7 @@ NAMES = (
     "reap",
     "settle",
     "speak",
+    "stall",
     "submit",
     "take",
     "upload",

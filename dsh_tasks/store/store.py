@@ -20,10 +20,12 @@ from dsh_tasks.store.answers import (
     Fence,
     FencedOff,
     KillReceipt,
+    LossesSpent,
     NewTask,
     NotClaimed,
     OutputPage,
     Promotion,
+    Requeued,
     Settled,
     Verdict,
 )
@@ -296,6 +298,21 @@ class Store:
             [k.prefix, task_id, fence.attempt, fence.token, PUBLISH_WITHIN_MS],
         )
         return bool(answer[0] == b"queued")
+
+    async def stall(self, task_id: str, fence: Fence) -> Requeued | LossesSpent | FencedOff:
+        """Give a stalled attempt back as a loss; `LossesSpent` where no further one may follow."""
+        k, s = self.keys, self.settings
+        answer = await self.link.script(
+            "stall",
+            [k.task(task_id), k.leases, k.due],
+            [k.prefix, task_id, fence.attempt, fence.token, s.losses, s.max_attempts, s.first_pause_ms],
+        )
+        match answer[0]:
+            case b"requeued":
+                return Requeued(int(answer[1]))
+            case b"spent":
+                return LossesSpent(int(answer[1]))
+        return FencedOff(answer[1].decode())
 
     # -- from outside ---------------------------------------------------------------------------
 

@@ -106,6 +106,13 @@ class AttemptRules(Beside):
             self.ask("settle", task_id=task_id, root=task.root, proof=proof, said=said, first=0, rows=[])
 
     @held
+    @rule(n=number, kind=proofs, lost=lost)
+    def stall(self, n: int, kind: str, lost: bool) -> None:
+        task_id = self.pick_held(n)
+        if proof := self.proof(task_id, kind):
+            self.ask("stall", task_id=task_id, proof=proof, lost=lost)
+
+    @held
     @rule(n=number, kind=proofs, call=st.integers(1, 3), tokens=st.sampled_from((0, 10, 60)), lost=lost)
     def reserve(self, n: int, kind: str, call: int, tokens: int, lost: bool) -> None:
         task_id = self.pick_held(n)

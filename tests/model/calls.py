@@ -24,7 +24,9 @@ from dsh_tasks.store import (
     FencedOff,
     Inbox,
     Link,
+    LossesSpent,
     NewTask,
+    Requeued,
     Settled,
     Store,
 )
@@ -227,6 +229,16 @@ class Calls:
 
     async def hand_back(self, task_id: str, proof: Proof) -> Answer:
         return (await self.store.hand_back(task_id, Fence(proof.attempt, proof.token)),)
+
+    async def stall(self, task_id: str, proof: Proof) -> Answer:
+        match await self.store.stall(task_id, Fence(proof.attempt, proof.token)):
+            case Requeued(not_before):
+                return "requeued", not_before
+            case LossesSpent(lost):
+                return "spent", lost
+            case FencedOff(status):
+                return "fenced", status
+        raise AssertionError
 
     async def reap(self, task_id: str) -> Answer:
         k, s = self.store.keys, self.settings

@@ -310,10 +310,31 @@ class Machine:
         task.lost += 1
         if task.losses >= self.times.losses or task.lost >= self.times.max_lost:
             words = f"the worker was lost {task.lost} times, {task.losses} since the last finished step"
+            words += f", {task.stalls} of them by a stall" if task.stalls else ""
             self._end(task, "failed", "worker-lost", words)
             return "failed", task.lost
         pause = min(self.times.first_pause * 2 ** (task.lost - 1), self.times.longest_pause)
         self._requeue(task)
+        task.not_before = self.due[task_id] = self.now + pause
+        return "requeued", task.not_before
+
+    def stall(self, task_id: str, proof: Proof) -> Answer:
+        """A loss like another where one more may follow; else its attempt settles."""
+        task = self.tasks.get(task_id)
+        if task is None:
+            return "fenced", "missing"
+        if task.status == "queued" and task.handed_by == proof.token:
+            return "requeued", task.not_before or 0
+        if task.status != "running" or not task.is_proved_by(proof):
+            return "fenced", task.status
+        if self.dying_with(task_id):
+            return "fenced", "stopping"
+        if task.losses + 1 >= self.times.losses or task.lost + 1 >= self.times.max_lost:
+            return "spent", task.lost + 1
+        task.losses, task.lost, task.stalls = task.losses + 1, task.lost + 1, task.stalls + 1
+        self._requeue(task)
+        task.handed_by = proof.token
+        pause = min(self.times.first_pause * 2 ** (task.lost - 1), self.times.longest_pause)
         task.not_before = self.due[task_id] = self.now + pause
         return "requeued", task.not_before
 

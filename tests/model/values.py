@@ -121,6 +121,7 @@ class Task:
     not_before: int | None = None
     losses: int = 0
     lost: int = 0
+    stalls: int = 0
     stop: Stop | None = None
     cause: str = ""
     detail: str = ""

@@ -21,6 +21,9 @@ class StopReason(StrEnum):
     """The task was killed: keep partial text, end the turn `aborted`, return an Outcome."""
     HAND_BACK = "hand-back"
     """The worker leaves: return or raise at once; the next attempt continues from the log."""
+    STALLED = "stalled"
+    """Nothing moved for too long: return an Outcome as for KILL (FAILED, cause STALLED), or let the
+    cancellation pass. The next attempt continues from the log; the Outcome counts where none may follow."""
     FENCED = "fenced"
     """The lease is lost: no write will be accepted any more; stop at once."""
 
@@ -201,6 +204,7 @@ class Engine(Protocol):
 
         Writes the log as it goes by `run.append`; the last rows (partial message, `step/end`,
         `turn/end`) go into the Outcome, whose `rows` continue the seq. On cancellation looks at
-        `run.stop_reason`: for KILL it returns the partial Outcome (status KILLED), else it lets the
-        CancelledError pass. Every other exception that leaves here is recorded as `failed`, `error`.
+        `run.stop_reason`: for KILL it returns the partial Outcome (status KILLED), for STALLED it may, else
+        it lets the CancelledError pass. Every other exception that leaves here is recorded as `failed`,
+        `error`.
         """

@@ -49,6 +49,7 @@ WHOLE_OR_ABSENT = (
     "wait_hold",
     "promoted",
     "promoted_after",
+    "stalls",
 )
 TEXTS = (
     "id",

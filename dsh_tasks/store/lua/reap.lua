@@ -8,7 +8,7 @@
 local prefix, id = ARGV[1], ARGV[2]
 local now = now_ms()
 local r = redis.call('HMGET', KEYS[1], 'status', 'lease_until', 'stop_until', 'losses', 'lost', 'stop_cause',
-  'stop_detail', 'stop_hold', 'stop_silent')
+  'stop_detail', 'stop_hold', 'stop_silent', 'stalls')
 local status = r[1]
 if status ~= 'running' and status ~= 'stopping' then
   redis.call('ZREM', KEYS[2], id)
@@ -30,7 +30,8 @@ redis.call('HSET', KEYS[1], 'losses', losses, 'lost', lost)
 redis.call('HDEL', KEYS[1], 'token', 'lease_until')
 if losses >= num(ARGV[4]) or lost >= num(ARGV[5]) then
   finish(prefix, id, 'failed', 'worker-lost',
-    'the worker was lost ' .. lost .. ' times, ' .. losses .. ' since the last finished step', now, 0, false)
+    'the worker was lost ' .. lost .. ' times, ' .. losses .. ' since the last finished step' ..
+    (num(r[10]) > 0 and ', ' .. num(r[10]) .. ' of them by a stall' or ''), now, 0, false)
   return {'failed', lost}
 end
 -- By all losses: a child that finishes a step and then kills its worker must slow down too (P2).

@@ -182,7 +182,8 @@ class Asking:
             return self._broken
         response, self._streaming = self._streaming.get(), None
         self.usage += usage_of(response, self._model, is_whole=False)
-        return text_of(response) or self._broken
+        self._broken = text_of(response) or self._broken
+        return self._broken
 
 
 def text_of(response: ModelResponse) -> str:

@@ -52,6 +52,7 @@ class Ending:
 
 COMPLETED = Ending("completed", Status.COMPLETED)
 ABORTED = Ending("aborted", Status.KILLED, Cause.OWNER)
+STALLED = Ending("error", Status.FAILED, Cause.STALLED, "nothing moved for too long", "STALLED")
 CUT_OFF = Ending("max-tokens", Status.FAILED, Cause.MAX_TOKENS, "the model reached its token limit")
 REFUSED = Ending("error", Status.FAILED, Cause.REFUSAL, "the model refused", "REFUSAL")
 NO_VALUE = Ending(

@@ -34,6 +34,7 @@ from workers.engines.agent.ending import (
     COMPLETED,
     INVALID_VALUES,
     NO_VALUE,
+    STALLED,
     Ending,
     failed,
     of_error,
@@ -106,6 +107,9 @@ class Turn:
         except (asyncio.CancelledError, Fenced) as stop:
             if self._run.stop_reason is StopReason.KILL:
                 ending = ABORTED
+            elif self._run.stop_reason is StopReason.STALLED:
+                await self._keep_partial()
+                ending = STALLED
             elif self._run.stop_reason is None and isinstance(stop, asyncio.CancelledError):
                 # Nobody asked: a fault inside, and its log is closed like any other.
                 ending = failed("the engine cancelled itself", "ENGINE_ERROR")
@@ -299,8 +303,8 @@ class Turn:
         self._unwritten = []
 
     async def _keep_partial(self) -> None:
-        """The worker leaves: what has streamed stays readable, though the next attempt asks again."""
-        text = self._asking.cut_off() if self._run.stop_reason is StopReason.HAND_BACK else ""
+        """What has streamed stays readable, though the next attempt asks again."""
+        text = "" if self._run.stop_reason is StopReason.FENCED else self._asking.cut_off()
         if text and not self._unwritten:
             with contextlib.suppress(Fenced, asyncio.CancelledError):
                 await self._write(self._transcript.partial(text))

@@ -1,0 +1,182 @@
+"""A child run again from its log: the same rows come out, or the first that differs is shown."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dsh_tasks import format as log_format
+from dsh_tasks.errors import SessionRefused
+from dsh_tasks.session import Event, Header, Session
+from tests.factories import a_log
+from tests.fake_run import FakeRun, a_child, a_tool, next_attempt, play, run_child
+from workers.engines.agent.engine import AgentEngine
+from workers.engines.base import Child, ChildTool, Fenced, StopReason
+from workers.replay.__main__ import main, replayed
+from workers.replay.comparing import Difference
+from workers.replay.recorded import Recorded
+
+SCHEMA = {"type": "object", "properties": {"n": {"type": "integer"}}, "required": ["n"]}
+
+
+def again(session: Session) -> Difference | None:
+    return asyncio.run(replayed(Recorded.of(session)))
+
+
+def run_of(prompt: str, *tools: ChildTool, seed: Any = (), **policy: Any) -> FakeRun:
+    return run_child(AgentEngine(), a_child(prompt, seed=seed, **policy), tools)[1]
+
+
+def assert_same(session: Session) -> None:
+    found = again(session)
+    assert found is None, (found, found.diff)
+
+
+ECHO = '!call echo {"text": "hi"}'
+BOTH = '!calls [{"tool": "echo", "arguments": {"text": "a"}}, {"tool": "slow", "arguments": {}}]'
+
+
+async def late() -> str:
+    for _ in range(50):
+        await asyncio.sleep(0)
+    return "late"
+
+
+@pytest.mark.parametrize(
+    "prompt",
+    [
+        "hello",
+        f"!say I look\n{ECHO}\n{ECHO}\n!say done",
+        BOTH,
+        "!call nobody {}",
+        "!max-tokens",
+        "!refuse",
+        "!fail so",
+        f"{ECHO}\n!fail later",
+        '!call breaks {"text": "x"}',
+    ],
+)
+@pytest.mark.parametrize("turns", [0, 2])
+def test_a_child_comes_out_as_it_was(prompt: str, turns: int) -> None:
+    def broken(_arguments: Any) -> str:
+        raise ValueError("no")
+
+    tools = [a_tool(), a_tool("slow", lambda _: late()), a_tool("breaks", broken)]
+    seed = a_log(turns).events if turns else ()
+    assert_same(run_of(prompt, *tools, seed=seed).session)
+
+
+@pytest.mark.parametrize("turns", [0, 2])
+@pytest.mark.parametrize(
+    "prompt", ['!call structured_output {"n": 1}', '!call structured_output {"n": "x"}', "no"]
+)
+def test_one_with_a_persona_and_a_schema_too(prompt: str, turns: int) -> None:
+    seed = a_log(turns).events if turns else ()
+    assert_same(run_of(prompt, seed=seed, persona="You are short.", output_schema=SCHEMA).session)
+
+
+def test_an_exclusive_tool_runs_alone_again() -> None:
+    calls = (
+        '!calls [{"tool": "echo", "arguments": {"text": "a"}}, {"tool": "echo", "arguments": {"text": "b"}}]'
+    )
+    assert_same(run_of(calls, a_tool(exclusive=True)).session)
+    assert_same(run_of(calls, a_tool()).session)
+
+
+@pytest.mark.parametrize("where", ["model", "tool:echo"])
+def test_a_killed_one_is_killed_again_in_the_same_place(where: str) -> None:
+    async def hang(_: Any = None) -> str:
+        await asyncio.Event().wait()
+        return ""
+
+    prompt = "!say so far\n!wait 60" if where == "model" else ECHO
+    run = FakeRun(a_child(prompt), [a_tool(call=lambda _: hang())])
+    seen: list[str] = []
+
+    def on(words: str) -> None:
+        if words == where and not seen:
+            seen.append(words)
+            asyncio.get_running_loop().call_later(0.2, run.stop, StopReason.KILL)
+
+    run.on_activity = on
+    asyncio.run(play(AgentEngine(), run))
+    assert run.row("turn/end")["reason"]["kind"] == "aborted"
+    assert_same(run.session)
+
+
+def lost_after(child: Child, kinds: Callable[[list[str]], bool], *tools: ChildTool) -> list[Event]:
+    """The rows of an attempt that is lost once it has written such rows."""
+    run = FakeRun(child, tools)
+
+    def check(written: list[str]) -> None:
+        if kinds(written):
+            run.stop_reason = StopReason.FENCED
+            raise Fenced
+
+    run.on_append = check
+
+    async def until_lost() -> None:
+        with pytest.raises(Fenced):
+            await AgentEngine().run(run)
+
+    asyncio.run(until_lost())
+    return run.own
+
+
+@pytest.mark.parametrize("idempotent", [True, False])
+@pytest.mark.parametrize("last", ["request/header", "tool/call", "tool/result", "step/start"])
+def test_the_attempts_of_a_child_are_one_run(last: str, idempotent: bool) -> None:
+    child = a_child(f"{ECHO}\n!say done")
+    tool = a_tool(idempotent=idempotent)
+    own = lost_after(child, lambda kinds: last in kinds, tool)
+    assert_same(Session(child.header, tuple(own)))
+    second = FakeRun(next_attempt(child, own), [tool])
+    asyncio.run(play(AgentEngine(), second))
+    assert [row.data["attempt"] for row in second.session.events if row.type == "dsh-tasks/attempt"] == [2]
+    assert_same(second.session)
+
+
+def altered(session: Session, kind: str, change: Callable[[dict[str, Any]], None], place: int = 0) -> Session:
+    rows = [json.loads(json.dumps(event.row())) for event in session.events]
+    change([row for row in rows if row["type"] == kind][place]["data"])
+    return replace(session, events=tuple(map(Event.from_row, rows)))
+
+
+def test_a_row_that_differs_is_shown_with_its_place_and_what_differs() -> None:
+    session = run_of(f"{ECHO}\n!say done", a_tool()).session
+    bad = altered(session, "tool/call", lambda data: data.update(arguments='{"text": "other"}'))
+    found = again(bad)
+    assert found is not None
+    assert (found.type, bad.events[found.seq].type) == ("tool/call", "tool/call")
+    assert any("other" in line for line in found.diff)
+
+
+def test_a_row_that_is_missing_in_the_log_is_shown() -> None:
+    session = run_of("hello").session
+    found = again(replace(session, events=session.events[:-2] + session.events[-1:]))
+    assert found is not None and found.type == "turn/end"
+
+
+def test_a_log_in_which_no_model_was_asked_is_refused() -> None:
+    header = Header(4, "x", 1_000)
+    with pytest.raises(SessionRefused, match="no model was asked"):
+        Recorded.of(Session(header, ()))
+
+
+def test_the_command_says_what_it_found(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    session = run_of("hello").session
+    path = tmp_path / "child.jsonl"
+    log_format.write_file(session, path)
+    assert main([str(path)]) == 0
+    assert "no difference in" in capsys.readouterr().out
+
+    resumed = altered(session, "request/header", lambda data: data.update(reason="resume"))
+    log_format.write_file(resumed, path)
+    assert main([str(path), "--json"]) == 1
+    assert json.loads(capsys.readouterr().out)["difference"]["type"] == "request/header"
