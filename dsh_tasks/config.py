@@ -21,6 +21,7 @@ from dsh_tasks.errors import ConfigRefused, OptionRefused, SchemaRefused
 from dsh_tasks.provider import Kind, Provider, Registry, fork, fork_lite, lacks, of_kind, spawn
 from dsh_tasks.settings import Settings
 from dsh_tasks.submission import LONGEST_LIFE_MS, AgentOptions, Policy, ToolFilter, resolve_policy
+from dsh_tasks.workspace import WorkspaceOption
 
 BackgroundMode = Literal["one-shot", "continuable"]
 
@@ -113,6 +114,14 @@ class AgentConfig(_Row):
     """How often a child that ends without the value of its output schema is told so and goes on."""
     context_window: Annotated[int, Field(ge=0)] | None = None
     """Tokens that a request and its answer may take together, whatever the model; 0 sends it in any case."""
+    workspace: WorkspaceOption = None
+    """The tools over a working folder; `true`, or a table of bounds."""
+
+    @property
+    def own_names(self) -> tuple[str, ...]:
+        """Names of the tools that this table gives, as models see them."""
+        paths = [path.partition(":")[2] for path in self.tools]
+        return (*paths, *(self.workspace.tools if self.workspace is not None else ()))
 
     def load_tools(self) -> list[Callable[..., Any]]:
         """The callables behind `tools`. Raises ConfigRefused that names what does not import."""
@@ -140,7 +149,7 @@ class Config:
         for path in self.agent.tools:
             if not _TOOL_PATH.fullmatch(path):
                 raise ConfigRefused("agent.tools", f"{path!r} is not of the form 'module:callable'")
-        own = [path.partition(":")[2] for path in self.agent.tools]
+        own = self.agent.own_names
         _check_names([*(tool.tool_name for tool in self.tools), *own])
         for tool in self.tools:
             _check_tool(self.registry, tool)

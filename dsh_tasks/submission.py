@@ -93,6 +93,8 @@ class Policy(_Value):
     max_depth: MaxDepth = 3
     fenced_output: bool | None = None
     """Tools show the child's words to a model in a fence; None is no."""
+    working_folder: str | None = None
+    """Absolute path on the workers; None is what the parent's log records, else the operator's."""
     parent_route: Route | None = None
     """The route of the parent's log; used where nothing else names a model."""
 

@@ -169,6 +169,7 @@ def build_engines(config: Config, settings: Settings) -> dict[str, Engine]:
             patience=patience,
             result_bytes=config.agent.tool_result_bytes,
             structured_repair_turns=config.agent.structured_repair_turns,
+            workspace=config.agent.workspace,
         ),
         "noop": NoopEngine(),
         "scripted": ScriptedEngine(),

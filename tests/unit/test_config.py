@@ -118,11 +118,14 @@ def test_the_example_loads_and_shows_what_its_comments_say() -> None:
 def test_every_commented_option_of_the_example_loads_too() -> None:
     text = EXAMPLE.read_text(encoding="utf-8")
     text, _, agent = text.partition("[agent]\n")
-    of_tools, of_agent = (
+    agent, _, workspace = agent.partition("# [agent.workspace]")
+    of_tools, of_agent, of_workspace = (
         [line for line in part.splitlines() if line.startswith("# ") and " = " in line]
-        for part in (text, agent)
+        for part in (text, agent, workspace)
     )
-    assert (len(of_tools), len(of_agent)) == (11, 1)
+    assert (len(of_tools), len(of_agent), len(of_workspace)) == (11, 1, 6)
+    for line in of_workspace:
+        assert read(f"[agent.workspace]\n{line[2:]}").agent.workspace
     for line in of_agent:
         assert read(f"[agent]\n{line[2:]}").agent
     for line in of_tools:
