@@ -83,6 +83,8 @@ class SubagentToolConfig(_Row):
     """Bends the contract: a parent loop may run calls of this tool beside each other."""
     fenced_output: bool = False
     """Bends the contract: what a child says is shown in a fence that names it as the child's words."""
+    working_folder: str | None = None
+    """Absolute path on the workers where each child works; left out, its parent's."""
     promote_foreground_after_ms: Annotated[int, Field(ge=1)] | None = None
     """Bends the contract: a foreground call whose child has not ended by then lets it go on in background."""
 
@@ -100,6 +102,7 @@ class SubagentToolConfig(_Row):
             output_schema=self.output_schema,
             max_depth=self.max_depth,
             fenced_output=self.fenced_output or None,
+            working_folder=self.working_folder,
         )
 
 
@@ -260,6 +263,7 @@ def _check_policy(tool: SubagentToolConfig) -> None:
             output_schema=tool.output_schema,
             max_depth=tool.max_depth,
             fenced_output=tool.fenced_output,
+            working_folder=tool.working_folder,
         )
     except SchemaRefused as error:
         raise ConfigRefused(f"{tool.tool_name}.outputSchema", error.message) from None

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping, Sequence
+from pathlib import PurePosixPath
 from typing import Annotated, Any, Literal, Self, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
@@ -30,6 +31,7 @@ FILTER_NAMES_MOST = 1_000
 """Names in `allow`, and in `deny`."""
 MAX_TOKENS_MOST = 2**31 - 1
 LONGEST_LIFE_MS = 365 * 24 * 3_600_000
+FOLDER_MAX_BYTES = 4_096
 DEPTH_MOST = 1_000
 
 
@@ -127,6 +129,7 @@ def resolve_policy(
     output_schema: Mapping[str, Any] | None,
     max_depth: MaxDepth,
     fenced_output: bool = False,
+    working_folder: str | None = None,
 ) -> Policy:
     """The policy of one start, checked. What was left out stays out. Raises OptionRefused, SchemaRefused."""
     if isinstance(max_depth, bool) or (isinstance(max_depth, int) and max_depth < 0):
@@ -143,6 +146,7 @@ def resolve_policy(
         "output_schema": dict(output_schema) if output_schema is not None else None,
         "max_depth": max_depth,
         "fenced_output": fenced_output or None,
+        "working_folder": checked_folder(working_folder),
         "parent_route": Route(provider=route[0], model=route[1]) if route else None,
     }
     if agent_options is not None:
@@ -158,6 +162,16 @@ def resolve_policy(
             else checked(ToolFilter, "tool_filter", _table("tool_filter", tool_filter))
         )
     return checked(Policy, "policy", given)
+
+
+def checked_folder(given: Any) -> str | None:
+    """The working folder that a start names, if any. Raises OptionRefused where it is no absolute path."""
+    if given is None:
+        return None
+    folder = checked_text("working_folder", given, FOLDER_MAX_BYTES)
+    if not PurePosixPath(folder).is_absolute() or "\0" in folder:
+        raise OptionRefused("working_folder", "an absolute path on the workers")
+    return folder
 
 
 def _table(option: str, given: Any) -> dict[str, Any]:

@@ -233,6 +233,7 @@ class AsyncClient:
         engine: str | None = None,
         deadline_ms: int | None = None,
         fenced_output: bool = False,
+        working_folder: str | None = None,
     ) -> AsyncRun:
         """Start one child of `provider` with a frozen seed of `parent`, and return once it is accepted.
 
@@ -240,7 +241,8 @@ class AsyncClient:
         idempotent for this owner: asked again it returns the same task; with another prompt, label, mode
         or instance it is a KeyConflict. `max_depth` is absolute; 0 forbids. `deadline_ms` is its longest
         life from acceptance, waiting included: past it the task ends, cause `deadline`. `fenced_output`:
-        tools show its words to a model in a fence that names them as its own. A file as
+        tools show its words to a model in a fence that names them as its own. `working_folder`: an absolute
+        path on the workers where it, and what it starts, works; left out, the parent log's. A file as
         `parent` is read as it is now. Events are values: what an earlier start has seen of them is not
         looked at again.
 
@@ -262,6 +264,7 @@ class AsyncClient:
             engine=engine,
             deadline_ms=deadline_ms,
             fenced_output=fenced_output,
+            working_folder=working_folder,
         )
         if isinstance(parent, SessionFile):
             await asyncio.to_thread(parent.refresh)
@@ -319,6 +322,7 @@ class AsyncClient:
             output_schema=asked.output_schema,
             max_depth=asked.max_depth,
             fenced_output=asked.fenced_output,
+            working_folder=asked.working_folder,
         )
         session = owner if owner is not None else self.owner
         if session is None and parent is not None:
@@ -349,7 +353,9 @@ class AsyncClient:
             engine=engine,
             prompt=json.dumps(blocks, ensure_ascii=False),
             policy=policy_text(policy),
-            header=json.dumps({"cwd": parent.header.cwd if parent is not None else None}),
+            header=json.dumps(
+                {"cwd": policy.working_folder or (parent.header.cwd if parent is not None else None)}
+            ),
             depth_cap=depth_cap(policy, self.settings),
             seed=seed,
             call_key=asked.key or "",

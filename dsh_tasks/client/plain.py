@@ -169,6 +169,7 @@ class Client:
         engine: str | None = None,
         deadline_ms: int | None = None,
         fenced_output: bool = False,
+        working_folder: str | None = None,
     ) -> Run:
         """Start one child; see AsyncClient.start."""
         run = self.call(
@@ -189,6 +190,7 @@ class Client:
                 engine=engine,
                 deadline_ms=deadline_ms,
                 fenced_output=fenced_output,
+                working_folder=working_folder,
             )
         )
         return Run(self, run)

@@ -78,6 +78,7 @@ def test_every_option_of_a_tool_is_read() -> None:
         partialOutputInErrors = true
         overlappingCalls = true
         fencedOutput = true
+        workingFolder = "/srv/work"
         agentOptions = {provider = "a", model = "m", maxTokens = 5}
         toolFilter = {allow = ["read"], deny = []}
         outputSchema = {type = "object"}
@@ -93,6 +94,7 @@ def test_every_option_of_a_tool_is_read() -> None:
         partial_output_in_errors=True,
         overlapping_calls=True,
         fenced_output=True,
+        working_folder="/srv/work",
         agent_options=AgentOptions(provider="a", model="m", max_tokens=5),
         tool_filter=ToolFilter(allow=("read",), deny=()),
         output_schema={"type": "object"},
