@@ -147,6 +147,11 @@ class Config:
     tools: tuple[SubagentToolConfig, ...]
     agent: AgentConfig = field(default_factory=AgentConfig)
 
+    @property
+    def tool_names(self) -> frozenset[str]:
+        """Names of all tools that a child of the built-in engine may have."""
+        return frozenset((*(tool.tool_name for tool in self.tools), *TASK_TOOLS, *self.agent.own_names))
+
     def __post_init__(self) -> None:
         """Refuse what contradicts itself, with ConfigRefused that names the tool."""
         for path in self.agent.tools:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import PurePosixPath
 from typing import Annotated, Any, Literal, Self, TypeVar
 
@@ -77,6 +77,13 @@ class ToolFilter(_Value):
         allowed = self.allow is None or name in self.allow
         return allowed and (self.deny is None or name not in self.deny)
 
+    def check_names(self, known: Collection[str]) -> None:
+        """Raises OptionRefused for the first name that no tool of `known` has."""
+        for option, names in (("allow", self.allow), ("deny", self.deny)):
+            for name in names or ():
+                if name not in known:
+                    raise OptionRefused(f"toolFilter.{option}", f"no tool is called {name!r}")
+
 
 class Route(_Value):
     """A model route as a log names it."""
@@ -97,8 +104,21 @@ class Policy(_Value):
     """Tools show the child's words to a model in a fence; None is no."""
     working_folder: str | None = None
     """Absolute path on the workers; None is what the parent's log records, else the operator's."""
+    tool_ceiling: Annotated[tuple[ToolFilter, ...], Field(strict=False)] | None = None
+    """The filters of all above the child, where the operator made them a ceiling; its own narrows them."""
     parent_route: Route | None = None
     """The route of the parent's log; used where nothing else names a model."""
+
+    def admits(self, name: str) -> bool:
+        """Whether the child has a tool of this name: by its own filter, and by each above it."""
+        filters = (*(self.tool_ceiling or ()), *([self.tool_filter] if self.tool_filter is not None else ()))
+        return all(one.admits(name) for one in filters)
+
+    @property
+    def ceiling_below(self) -> tuple[ToolFilter, ...] | None:
+        """What is recorded as `tool_ceiling` of a child of this child; None where nothing narrows it."""
+        own = () if self.tool_filter is None else (self.tool_filter,)
+        return (*(self.tool_ceiling or ()), *own) or None
 
     def to_json(self) -> str:
         """The policy as the record holds it; what was left out stays out."""

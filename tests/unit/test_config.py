@@ -114,7 +114,7 @@ def test_no_rows_of_tools_is_not_an_empty_list_of_them() -> None:
 def test_the_example_loads_and_shows_what_its_comments_say() -> None:
     config = load_config(EXAMPLE, settings=Settings())
     assert named(config) == {"subagent": "spawn", "critic": "fork-lite-5"}
-    assert config.tools[1].tool_filter == ToolFilter(deny=("write", "shell"))
+    assert config.tools[1].tool_filter == ToolFilter(deny=("subagent",))
 
 
 def test_every_commented_option_of_the_example_loads_too() -> None:

@@ -73,7 +73,7 @@ class AgentEngine:
         try:
             model = await self._models.ready(child.policy, child.model)
             own = [*self._tools, *await self._in_folder(child)]
-            tools = narrowed([*own, *run.tools], child.policy.tool_filter)
+            tools = narrowed([*own, *run.tools], child.policy)
         except DshTasksError as error:
             return refused(run, error)
         async with self._histories.of(child.seed, model.system) as (inherited, seeded):
