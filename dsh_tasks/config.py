@@ -21,6 +21,7 @@ from dsh_tasks.errors import ConfigRefused, OptionRefused, SchemaRefused
 from dsh_tasks.provider import Kind, Provider, Registry, fork, fork_lite, lacks, of_kind, spawn
 from dsh_tasks.settings import Settings
 from dsh_tasks.submission import LONGEST_LIFE_MS, AgentOptions, Policy, ToolFilter, resolve_policy
+from dsh_tasks.workspace import WorkspaceOption
 
 BackgroundMode = Literal["one-shot", "continuable"]
 
@@ -82,6 +83,8 @@ class SubagentToolConfig(_Row):
     """Bends the contract: a parent loop may run calls of this tool beside each other."""
     fenced_output: bool = False
     """Bends the contract: what a child says is shown in a fence that names it as the child's words."""
+    working_folder: str | None = None
+    """Absolute path on the workers where each child works; left out, its parent's."""
     promote_foreground_after_ms: Annotated[int, Field(ge=1)] | None = None
     """Bends the contract: a foreground call whose child has not ended by then lets it go on in background."""
 
@@ -99,6 +102,7 @@ class SubagentToolConfig(_Row):
             output_schema=self.output_schema,
             max_depth=self.max_depth,
             fenced_output=self.fenced_output or None,
+            working_folder=self.working_folder,
         )
 
 
@@ -116,6 +120,14 @@ class AgentConfig(_Row):
     """How often a child that ends without the value of its output schema is told so and goes on."""
     context_window: Annotated[int, Field(ge=0)] | None = None
     """Tokens that a request and its answer may take together, whatever the model; 0 sends it in any case."""
+    workspace: WorkspaceOption = None
+    """The tools over a working folder; `true`, or a table of bounds."""
+
+    @property
+    def own_names(self) -> tuple[str, ...]:
+        """Names of the tools that this table gives, as models see them."""
+        paths = [path.partition(":")[2] for path in self.tools]
+        return (*paths, *(self.workspace.tools if self.workspace is not None else ()))
 
     def load_tools(self) -> list[Callable[..., Any]]:
         """The callables behind `tools`. Raises ConfigRefused that names what does not import."""
@@ -138,12 +150,17 @@ class Config:
     tools: tuple[SubagentToolConfig, ...]
     agent: AgentConfig = field(default_factory=AgentConfig)
 
+    @property
+    def tool_names(self) -> frozenset[str]:
+        """Names of all tools that a child of the built-in engine may have."""
+        return frozenset((*(tool.tool_name for tool in self.tools), *TASK_TOOLS, *self.agent.own_names))
+
     def __post_init__(self) -> None:
         """Refuse what contradicts itself, with ConfigRefused that names the tool."""
         for path in self.agent.tools:
             if not _TOOL_PATH.fullmatch(path):
                 raise ConfigRefused("agent.tools", f"{path!r} is not of the form 'module:callable'")
-        own = [path.partition(":")[2] for path in self.agent.tools]
+        own = self.agent.own_names
         _check_names([*(tool.tool_name for tool in self.tools), *own])
         for tool in self.tools:
             _check_tool(self.registry, tool)
@@ -254,6 +271,7 @@ def _check_policy(tool: SubagentToolConfig) -> None:
             output_schema=tool.output_schema,
             max_depth=tool.max_depth,
             fenced_output=tool.fenced_output,
+            working_folder=tool.working_folder,
         )
     except SchemaRefused as error:
         raise ConfigRefused(f"{tool.tool_name}.outputSchema", error.message) from None

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 from pydantic import Field, SecretStr, ValidationError, ValidationInfo, field_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
@@ -69,6 +71,8 @@ class Settings(BaseSettings):
     """Replicas that must hold an acceptance, an ending, a kill or an acknowledgement before it is told."""
     max_depth_ceiling: int = Field(8, ge=0, le=64)
     """The operator's cap on depth, also under `provider-managed`."""
+    tool_ceiling: Literal["none", "parent"] = "none"
+    """`parent`: no child has a tool that its parent lacks, at every level; `none`: its own filter decides."""
     seed_max_bytes: int = Field(256 * 1024 * 1024, ge=1024)
     """Cap on a seed's uncompressed bytes."""
     prompt_max_bytes: int = Field(4 * 1024 * 1024, ge=1)

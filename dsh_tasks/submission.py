@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
+from pathlib import PurePosixPath
 from typing import Annotated, Any, Literal, Self, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
@@ -30,6 +31,7 @@ FILTER_NAMES_MOST = 1_000
 """Names in `allow`, and in `deny`."""
 MAX_TOKENS_MOST = 2**31 - 1
 LONGEST_LIFE_MS = 365 * 24 * 3_600_000
+FOLDER_MAX_BYTES = 4_096
 DEPTH_MOST = 1_000
 
 
@@ -75,6 +77,13 @@ class ToolFilter(_Value):
         allowed = self.allow is None or name in self.allow
         return allowed and (self.deny is None or name not in self.deny)
 
+    def check_names(self, known: Collection[str]) -> None:
+        """Raises OptionRefused for the first name that no tool of `known` has."""
+        for option, names in (("allow", self.allow), ("deny", self.deny)):
+            for name in names or ():
+                if name not in known:
+                    raise OptionRefused(f"toolFilter.{option}", f"no tool is called {name!r}")
+
 
 class Route(_Value):
     """A model route as a log names it."""
@@ -93,8 +102,23 @@ class Policy(_Value):
     max_depth: MaxDepth = 3
     fenced_output: bool | None = None
     """Tools show the child's words to a model in a fence; None is no."""
+    working_folder: str | None = None
+    """Absolute path on the workers; None is what the parent's log records, else the operator's."""
+    tool_ceiling: Annotated[tuple[ToolFilter, ...], Field(strict=False)] | None = None
+    """The filters of all above the child, where the operator made them a ceiling; its own narrows them."""
     parent_route: Route | None = None
     """The route of the parent's log; used where nothing else names a model."""
+
+    def admits(self, name: str) -> bool:
+        """Whether the child has a tool of this name: by its own filter, and by each above it."""
+        filters = (*(self.tool_ceiling or ()), *([self.tool_filter] if self.tool_filter is not None else ()))
+        return all(one.admits(name) for one in filters)
+
+    @property
+    def ceiling_below(self) -> tuple[ToolFilter, ...] | None:
+        """What is recorded as `tool_ceiling` of a child of this child; None where nothing narrows it."""
+        own = () if self.tool_filter is None else (self.tool_filter,)
+        return (*(self.tool_ceiling or ()), *own) or None
 
     def to_json(self) -> str:
         """The policy as the record holds it; what was left out stays out."""
@@ -125,6 +149,7 @@ def resolve_policy(
     output_schema: Mapping[str, Any] | None,
     max_depth: MaxDepth,
     fenced_output: bool = False,
+    working_folder: str | None = None,
 ) -> Policy:
     """The policy of one start, checked. What was left out stays out. Raises OptionRefused, SchemaRefused."""
     if isinstance(max_depth, bool) or (isinstance(max_depth, int) and max_depth < 0):
@@ -141,6 +166,7 @@ def resolve_policy(
         "output_schema": dict(output_schema) if output_schema is not None else None,
         "max_depth": max_depth,
         "fenced_output": fenced_output or None,
+        "working_folder": checked_folder(working_folder),
         "parent_route": Route(provider=route[0], model=route[1]) if route else None,
     }
     if agent_options is not None:
@@ -156,6 +182,16 @@ def resolve_policy(
             else checked(ToolFilter, "tool_filter", _table("tool_filter", tool_filter))
         )
     return checked(Policy, "policy", given)
+
+
+def checked_folder(given: Any) -> str | None:
+    """The working folder that a start names, if any. Raises OptionRefused where it is no absolute path."""
+    if given is None:
+        return None
+    folder = checked_text("working_folder", given, FOLDER_MAX_BYTES)
+    if not PurePosixPath(folder).is_absolute() or "\0" in folder:
+        raise OptionRefused("working_folder", "an absolute path on the workers")
+    return folder
 
 
 def _table(option: str, given: Any) -> dict[str, Any]:

@@ -171,6 +171,7 @@ def build_engines(config: Config, settings: Settings) -> dict[str, Engine]:
             result_bytes=config.agent.tool_result_bytes,
             structured_repair_turns=config.agent.structured_repair_turns,
             children_at_end=AtEnd(config.agent.children_at_end),
+            workspace=config.agent.workspace,
         ),
         "noop": NoopEngine(),
         "scripted": ScriptedEngine(),

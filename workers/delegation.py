@@ -127,6 +127,7 @@ class ChildClient(AsyncClient):
             wakeups,
             publisher,
             registry=config.registry,
+            tool_names=config.tool_names,
             owner=attempt.child.session_id,
             fence=attempt.fence,
             waiter=InlineWaiter(store, wakeups, runner, attempt),

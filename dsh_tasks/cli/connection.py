@@ -23,5 +23,7 @@ async def connected(owner: str | None) -> AsyncIterator[AsyncClient]:
     """A client of the installation with the providers of its settings file."""
     settings = load()
     config = load_config(settings=settings)
-    async with AsyncClient.connect(settings, registry=config.registry, owner=owner) as client:
+    async with AsyncClient.connect(
+        settings, registry=config.registry, owner=owner, tool_names=config.tool_names
+    ) as client:
         yield client

@@ -69,6 +69,9 @@ def start(
     deadline: Annotated[
         float | None, typer.Option("--deadline", min=0.001, help="Longest life in seconds, waiting included.")
     ] = None,
+    folder: Annotated[
+        str | None, typer.Option("--folder", help="Folder on the workers where the child works.")
+    ] = None,
     as_json: AsJson = False,
 ) -> int:
     """Start a child and print its id.
@@ -91,6 +94,7 @@ def start(
         "max_depth": read_depth(max_depth),
         "key": key,
         "engine": engine,
+        "working_folder": folder,
         "deadline_ms": None if deadline is None else life_ms_of(deadline),
         "mode": "foreground" if foreground else "background",
     }

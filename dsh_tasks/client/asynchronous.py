@@ -11,7 +11,7 @@ import contextlib
 import json
 import secrets
 import time
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Collection, Mapping, Sequence
 from types import TracebackType
 from typing import Any, Self
 
@@ -64,6 +64,7 @@ from dsh_tasks.submission import (
     AgentOptions,
     MaxDepth,
     Mode,
+    Policy,
     Prompt,
     ToolFilter,
     call_of,
@@ -80,6 +81,8 @@ from dsh_tasks.task import Task, Usage
 LARGE_LOG_EVENTS = 2_000
 """A log of more is cut off the event loop; a shorter one in the caller's own step."""
 LIST_MOST = 10_000
+BUILT_IN_ENGINE = "agent"
+"""The engine whose tools the settings file names."""
 
 
 class AsyncRun:
@@ -132,6 +135,7 @@ class AsyncClient:
         fence: Fence | None = None,
         waiter: Waiter | None = None,
         parents: Parents | None = None,
+        tool_names: Collection[str] | None = None,
     ) -> None:
         self.store = store
         self.settings = store.settings
@@ -139,6 +143,7 @@ class AsyncClient:
         # An empty name would be the operator.
         self.owner = None if owner is None else checked_text("owner", owner, NAME_MAX_BYTES)
         self.fence = fence
+        self._tool_names = tool_names
         self._wakeups = wakeups
         self._publisher = publisher
         self.waiter: Waiter = waiter or RecordWaiter(store, wakeups)
@@ -154,10 +159,13 @@ class AsyncClient:
         *,
         registry: Registry | None = None,
         owner: str | None = None,
+        tool_names: Collection[str] | None = None,
     ) -> AsyncClient:
         """A client of the server that `settings`, the environment or `dsh-tasks up` name.
 
-        Raises StoreUnavailable where none is known. Connections open at the first call.
+        `tool_names` (`Config.tool_names`) are the tools of the workers: a filter with another name is refused
+        at the start; where they are not known here, by the worker. Raises StoreUnavailable where no server
+        is known. Connections open at the first call.
         """
         found = located(settings or load())
         assert found.redis_url is not None
@@ -173,6 +181,7 @@ class AsyncClient:
             Publisher(make_app(found, publishes=True), timeout_ms=found.call_timeout_ms),
             registry=registry,
             owner=owner,
+            tool_names=tool_names,
         )
 
     async def __aenter__(self) -> Self:
@@ -201,6 +210,7 @@ class AsyncClient:
             owner=owner,
             waiter=self.waiter,
             parents=self._parents,
+            tool_names=self._tool_names,
         )
         # Whoever closes the connections ends what uses them.
         other._subscriptions = self._subscriptions
@@ -233,6 +243,7 @@ class AsyncClient:
         engine: str | None = None,
         deadline_ms: int | None = None,
         fenced_output: bool = False,
+        working_folder: str | None = None,
     ) -> AsyncRun:
         """Start one child of `provider` with a frozen seed of `parent`, and return once it is accepted.
 
@@ -240,7 +251,8 @@ class AsyncClient:
         idempotent for this owner: asked again it returns the same task; with another prompt, label, mode
         or instance it is a KeyConflict. `max_depth` is absolute; 0 forbids. `deadline_ms` is its longest
         life from acceptance, waiting included: past it the task ends, cause `deadline`. `fenced_output`:
-        tools show its words to a model in a fence that names them as its own. A file as
+        tools show its words to a model in a fence that names them as its own. `working_folder`: an absolute
+        path on the workers where it, and what it starts, works; left out, the parent log's. A file as
         `parent` is read as it is now. Events are values: what an earlier start has seen of them is not
         looked at again.
 
@@ -262,6 +274,7 @@ class AsyncClient:
             engine=engine,
             deadline_ms=deadline_ms,
             fenced_output=fenced_output,
+            working_folder=working_folder,
         )
         if isinstance(parent, SessionFile):
             await asyncio.to_thread(parent.refresh)
@@ -319,6 +332,7 @@ class AsyncClient:
             output_schema=asked.output_schema,
             max_depth=asked.max_depth,
             fenced_output=asked.fenced_output,
+            working_folder=asked.working_folder,
         )
         session = owner if owner is not None else self.owner
         if session is None and parent is not None:
@@ -333,6 +347,9 @@ class AsyncClient:
             if given is not None:
                 checked_text(option, given, NAME_MAX_BYTES)
         checked_text("provider", asked.provider, NAME_MAX_BYTES)
+        if policy.tool_filter is not None and self._tool_names is not None and engine == BUILT_IN_ENGINE:
+            policy.tool_filter.check_names(self._tool_names)
+        policy = policy.model_copy(update={"tool_ceiling": await self._ceiling(session)})
         deadline_ms = life_ms(asked.deadline_ms, self.settings)
         blocks = prompt_blocks(asked.prompt, self.settings.prompt_max_bytes)
         source = self.registry.get(asked.provider)
@@ -349,7 +366,9 @@ class AsyncClient:
             engine=engine,
             prompt=json.dumps(blocks, ensure_ascii=False),
             policy=policy_text(policy),
-            header=json.dumps({"cwd": parent.header.cwd if parent is not None else None}),
+            header=json.dumps(
+                {"cwd": policy.working_folder or (parent.header.cwd if parent is not None else None)}
+            ),
             depth_cap=depth_cap(policy, self.settings),
             seed=seed,
             call_key=asked.key or "",
@@ -357,6 +376,21 @@ class AsyncClient:
             deadline_ms=deadline_ms,
             mode=mode,
         )
+
+    async def _ceiling(self, owner: str) -> tuple[ToolFilter, ...] | None:
+        """What narrows the tools of a child of `owner`, by the owner's record; a root session has none.
+
+        Raises OptionRefused where the record cannot be read: it may have narrowed anything.
+        """
+        if self.settings.tool_ceiling == "none":
+            return None
+        recorded = await self.store.policy_of(owner)
+        if recorded is None:
+            return None
+        try:
+            return Policy.from_json(recorded).ceiling_below
+        except ValueError:
+            raise OptionRefused("tool_ceiling", "the policy in the parent's record cannot be read") from None
 
     async def _seed(self, source: Provider, parent: Session | SessionFile | None) -> Seed:
         if isinstance(parent, SessionFile):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import AsyncIterator, Coroutine, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Collection, Coroutine, Iterator, Mapping, Sequence
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
@@ -86,7 +86,12 @@ class Client:
     """The same verbs for plain code: an AsyncClient on an event loop in a thread of its own."""
 
     def __init__(
-        self, settings: Settings | None = None, *, registry: Registry | None = None, owner: str | None = None
+        self,
+        settings: Settings | None = None,
+        *,
+        registry: Registry | None = None,
+        owner: str | None = None,
+        tool_names: Collection[str] | None = None,
     ) -> None:
         """Connect like `AsyncClient.connect`. Raises StoreUnavailable where no server is known."""
         found = located(settings or load())
@@ -94,7 +99,7 @@ class Client:
         self._thread = threading.Thread(target=self._loop.run_forever, name="dsh-client", daemon=True)
         self._thread.start()
         self._calls: set[asyncio.Task[Any]] = set()
-        self._client = self.call(_connected(found, registry, owner))
+        self._client = self.call(_connected(found, registry, owner, tool_names))
         self._owns_loop = True
 
     async def _tracked(self, coroutine: Coroutine[Any, Any, T]) -> T:
@@ -169,6 +174,7 @@ class Client:
         engine: str | None = None,
         deadline_ms: int | None = None,
         fenced_output: bool = False,
+        working_folder: str | None = None,
     ) -> Run:
         """Start one child; see AsyncClient.start."""
         run = self.call(
@@ -189,6 +195,7 @@ class Client:
                 engine=engine,
                 deadline_ms=deadline_ms,
                 fenced_output=fenced_output,
+                working_folder=working_folder,
             )
         )
         return Run(self, run)
@@ -314,8 +321,10 @@ class Client:
         self.close()
 
 
-async def _connected(settings: Settings, registry: Registry | None, owner: str | None) -> AsyncClient:
-    return AsyncClient.connect(settings, registry=registry, owner=owner)
+async def _connected(
+    settings: Settings, registry: Registry | None, owner: str | None, tool_names: Collection[str] | None
+) -> AsyncClient:
+    return AsyncClient.connect(settings, registry=registry, owner=owner, tool_names=tool_names)
 
 
 async def _next(rows: AsyncIterator[Event]) -> Event:

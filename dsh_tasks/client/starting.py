@@ -32,6 +32,7 @@ class Start:
     engine: str | None = None
     deadline_ms: int | None = None
     fenced_output: bool = False
+    working_folder: str | None = None
 
 
 def life_ms(asked: int | None, settings: Settings) -> int:

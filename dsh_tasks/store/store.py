@@ -505,6 +505,11 @@ class Store:
             for task_id, status in zip(ids, found, strict=True)
         }
 
+    async def policy_of(self, task_id: str) -> str | None:
+        """The policy that a task was started with; None where there is no record."""
+        policy = await self.link.command("HGET", self.keys.task(task_id), "policy")
+        return None if policy is None else policy.decode()
+
     async def live_of(self, session: str) -> list[str]:
         """Tasks that a session started and that have not ended, in no order."""
         return [one.decode() for one in await self.link.command("SMEMBERS", self.keys.live(session))]

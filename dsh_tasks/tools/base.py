@@ -113,6 +113,7 @@ class TaskClient(Protocol):
         instance: str | None = None,
         deadline_ms: int | None = None,
         fenced_output: bool = False,
+        working_folder: str | None = None,
     ) -> Run: ...
 
     async def output(

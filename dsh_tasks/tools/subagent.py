@@ -128,6 +128,7 @@ class SubagentTool(Tool):
             instance=self.name,
             deadline_ms=self.config.deadline_ms,
             fenced_output=self.config.fenced_output,
+            working_folder=self.config.working_folder,
         )
         return await until_aborted(starting, call.abort)
 

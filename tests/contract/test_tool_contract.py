@@ -298,6 +298,7 @@ def test_a_start_carries_the_prompt_verbatim_the_label_and_the_policy_of_the_ins
                 "instance": "critic",
                 "deadline_ms": 60_000,
                 "fenced_output": False,
+                "working_folder": None,
             },
         )
     ]

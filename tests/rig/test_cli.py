@@ -307,7 +307,7 @@ def test_policy_options_reach_the_record(cli: Cli, client: Client, tmp_path: Pat
     schema.write_text('{"type": "object", "properties": {"n": {"type": "integer"}}}')
     options = [
         *("--persona", "a pirate", "--model", "m", "--model-provider", "p", "--max-tokens", "7"),
-        *("--allow", "read", "--allow", "task_list", "--deny", "write"),
+        *("--allow", "subagent", "--allow", "task_list", "--deny", "task_kill"),
         *("--max-depth", "2", "--output-schema", str(schema), "--engine", "agent"),
     ]
     task_id = started(cli, "hello", *options, owner=owner)
@@ -315,7 +315,7 @@ def test_policy_options_reach_the_record(cli: Cli, client: Client, tmp_path: Pat
     policy = json.loads(client.call(_policy_of(client, task_id)))
     assert policy["persona"] == "a pirate"
     assert policy["agent_options"] == {"provider": "p", "model": "m", "maxTokens": 7}
-    assert policy["tool_filter"] == {"allow": ["read", "task_list"], "deny": ["write"]}
+    assert policy["tool_filter"] == {"allow": ["subagent", "task_list"], "deny": ["task_kill"]}
     assert policy["max_depth"] == 2
     assert policy["output_schema"]["type"] == "object"
 

@@ -52,6 +52,10 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
     "half a depth": ({"max_depth": 1.5}, "policy.max_depth"),
     "a depth that is true": ({"max_depth": True}, "max_depth"),
     "a depth in words": ({"max_depth": "deep"}, "policy.max_depth"),
+    "a folder from nowhere": ({"working_folder": "work"}, "working_folder"),
+    "an empty folder": ({"working_folder": ""}, "working_folder"),
+    "a folder that is a number": ({"working_folder": 7}, "working_folder"),
+    "a folder that is endless": ({"working_folder": "/" + "x" * 4_096}, "working_folder"),
     "a fence that is no answer": ({"fenced_output": "yes"}, "fenced_output"),
 }
 SCHEMAS: dict[str, Any] = {
@@ -135,6 +139,7 @@ def test_what_can_be_honoured_is_accepted_by_each_way_and_kept_alike(settings: S
         "max_depth": 2,
         "deadline_ms": 60_000,
         "fenced_output": True,
+        "working_folder": "/srv/work",
     }
 
     async def main() -> None:

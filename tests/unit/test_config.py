@@ -78,6 +78,7 @@ def test_every_option_of_a_tool_is_read() -> None:
         partialOutputInErrors = true
         overlappingCalls = true
         fencedOutput = true
+        workingFolder = "/srv/work"
         agentOptions = {provider = "a", model = "m", maxTokens = 5}
         toolFilter = {allow = ["read"], deny = []}
         outputSchema = {type = "object"}
@@ -93,6 +94,7 @@ def test_every_option_of_a_tool_is_read() -> None:
         partial_output_in_errors=True,
         overlapping_calls=True,
         fenced_output=True,
+        working_folder="/srv/work",
         agent_options=AgentOptions(provider="a", model="m", max_tokens=5),
         tool_filter=ToolFilter(allow=("read",), deny=()),
         output_schema={"type": "object"},
@@ -112,17 +114,20 @@ def test_no_rows_of_tools_is_not_an_empty_list_of_them() -> None:
 def test_the_example_loads_and_shows_what_its_comments_say() -> None:
     config = load_config(EXAMPLE, settings=Settings())
     assert named(config) == {"subagent": "spawn", "critic": "fork-lite-5"}
-    assert config.tools[1].tool_filter == ToolFilter(deny=("write", "shell"))
+    assert config.tools[1].tool_filter == ToolFilter(deny=("subagent",))
 
 
 def test_every_commented_option_of_the_example_loads_too() -> None:
     text = EXAMPLE.read_text(encoding="utf-8")
     text, _, agent = text.partition("[agent]\n")
-    of_tools, of_agent = (
+    agent, _, workspace = agent.partition("# [agent.workspace]")
+    of_tools, of_agent, of_workspace = (
         [line for line in part.splitlines() if line.startswith("# ") and " = " in line]
-        for part in (text, agent)
+        for part in (text, agent, workspace)
     )
-    assert (len(of_tools), len(of_agent)) == (11, 2)
+    assert (len(of_tools), len(of_agent), len(of_workspace)) == (11, 2, 6)
+    for line in of_workspace:
+        assert read(f"[agent.workspace]\n{line[2:]}").agent.workspace
     for line in of_agent:
         assert read(f"[agent]\n{line[2:]}").agent
     for line in of_tools:

@@ -15,9 +15,11 @@ from dsh_tasks import format as log_format
 from dsh_tasks.errors import SessionRefused
 from dsh_tasks.session import Event, Header, Session
 from tests.factories import a_log
-from tests.fake_run import FakeRun, a_child, a_tool, next_attempt, play, run_child
+from dsh_tasks.notice import Notice
+from dsh_tasks.task import Status
+from tests.fake_run import FakeHousehold, FakeRun, a_child, a_tool, next_attempt, play, run_child
 from workers.engines.agent.engine import AgentEngine
-from workers.engines.base import Child, ChildTool, Fenced, StopReason
+from workers.engines.base import Child, ChildTool, Fenced, StopReason, ToolAnswer
 from workers.replay.__main__ import main, replayed
 from workers.replay.comparing import Difference
 from workers.replay.recorded import Recorded
@@ -180,3 +182,23 @@ def test_the_command_says_what_it_found(tmp_path: Path, capsys: pytest.CaptureFi
     log_format.write_file(resumed, path)
     assert main([str(path), "--json"]) == 1
     assert json.loads(capsys.readouterr().out)["difference"]["type"] == "request/header"
+
+
+def test_what_a_child_heard_of_its_own_children_is_told_again_where_it_was_told() -> None:
+    household = FakeHousehold()
+    one, two = "subagent-" + "1" * 32, "subagent-" + "2" * 32
+
+    def start(_arguments: Any) -> str:
+        household.alive += [one]
+        household.pending.append(Notice("n", two, "beside", Status.COMPLETED, None, 1))
+        return "started"
+
+    def read(_arguments: Any) -> ToolAnswer:
+        return ToolAnswer("it said 42", seen=("subagent-" + "3" * 32,))
+
+    tools = [a_tool("start", start, idempotent=True), a_tool("read", read)]
+    prompt = "!call start {}\n!call read {}\n!say the end"
+    _, run = run_child(AgentEngine(), a_child(prompt), tools, household=household)
+    assert run.kinds().count("user/message") == 3
+    assert "dsh-tasks/seen" in run.kinds()
+    assert_same(run.session)

@@ -33,8 +33,9 @@ from workers.engines.agent.model import Models, ResolvedModel
 from workers.engines.agent.structured import TOOL_NAME
 from workers.engines.base import Child, ChildTool, Fenced, Permit, StopReason, ToolAnswer
 from workers.engines.open_turn import Row
-from workers.engines.transcript import PARTIAL, RouteName, text_of
+from workers.engines.transcript import PARTIAL, SEEN, RouteName, text_of
 from workers.replay.comparing import Difference, essence, parts
+from workers.replay.household import RecordedChildren
 from workers.replay.recorded import Recorded, repair_of
 
 STILL_S = 5.0
@@ -97,6 +98,7 @@ class Replayed:
         self.tools: Sequence[ChildTool] = [
             self._tool(shown) for shown in self.recorded.tools if shown["name"] != TOOL_NAME
         ]
+        self.household = RecordedChildren(lambda: self.rows[self.place :])
         is_last = self.attempt == len(self.recorded.attempts) - 1
         self.end: Mapping[str, Any] | None = None
         """Why the turn ended; None where this attempt did not end it."""
@@ -272,7 +274,9 @@ class Replayed:
         if place is None or repair_of(self.rows[place]):
             await self.stopped()
         message = self.rows[place]["data"]["message"]
-        return ToolAnswer(text_of(message["content"]), is_error=message.get("isError") is True)
+        after = self.rows[place + 1] if place + 1 < len(self.rows) else {}
+        seen = tuple(after["data"]["taskIds"]) if after.get("type") == SEEN else ()
+        return ToolAnswer(text_of(message["content"]), is_error=message.get("isError") is True, seen=seen)
 
 
 class _Permit:

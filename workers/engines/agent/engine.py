@@ -17,6 +17,8 @@ from dsh_tasks.session import Event
 from dsh_tasks.submission import Policy
 from dsh_tasks.surface import messages
 from dsh_tasks.task import Cause, Outcome, Status
+from dsh_tasks.workspace import WorkspaceConfig
+from workers.engines.agent.folder import working_folder
 from workers.engines.agent.history import ANY, cached_before, history, joined, with_system
 from workers.engines.agent.images import Images
 from workers.engines.agent.model import Models, ResolvedModel
@@ -25,6 +27,7 @@ from workers.engines.agent.patience import Patience
 from workers.engines.agent.structured import INSTRUCTION, Progress, StructuredOutput
 from workers.engines.agent.tools import load_tools, narrowed, python_tool
 from workers.engines.agent.turn import Given, Turn
+from workers.engines.agent.workspace.toolbox import Workspace
 from workers.engines.base import Child, ChildTool, Run
 from workers.engines.open_turn import OpenTurn, Row
 from workers.engines.transcript import Inherited, Transcript
@@ -41,6 +44,7 @@ class AgentEngine:
     `tools` are Python tools that every child gets beside those of its place: callables, or their
     import paths `module:callable`; of their results a model reads `result_bytes` UTF-8 bytes at most.
     Models and converted histories are shared by the children of one engine; it belongs to one event loop.
+    `workspace` adds the tools over a working folder.
     A child that ends without the value that it was asked for is told so `structured_repair_turns` times.
     `children_at_end`: what becomes of its own children that live when a child ends its turn.
 
@@ -56,10 +60,12 @@ class AgentEngine:
         result_bytes: int = RESULT_BYTES,
         structured_repair_turns: int = 1,
         children_at_end: AtEnd = AtEnd.WAIT,
+        workspace: WorkspaceConfig | None = None,
     ) -> None:
         paths = [tool for tool in tools if isinstance(tool, str)]
         own = [*load_tools(paths), *(python_tool(tool) for tool in tools if not isinstance(tool, str))]
         self._tools = tuple(replace(tool, result_bytes=result_bytes) for tool in own)
+        self._workspace = None if workspace is None else Workspace(workspace, result_bytes=result_bytes)
         self._models = models or Models()
         self._patience = patience or Patience()
         self._histories = Histories()
@@ -71,13 +77,20 @@ class AgentEngine:
         child = run.child
         try:
             model = await self._models.ready(child.policy, child.model)
-            tools = narrowed([*self._tools, *run.tools], child.policy.tool_filter)
+            own = [*self._tools, *await self._in_folder(child)]
+            tools = narrowed([*own, *run.tools], child.policy)
         except DshTasksError as error:
             return refused(run, error)
         async with self._histories.of(child.seed, model.system, model.images) as (inherited, seeded):
             transcript = Transcript(child, inherited.after(child.log), run.now_ms)
             given = self._given(child, model, tools, transcript, inherited, seeded)
         return await Turn(run, transcript, given).play()
+
+    async def _in_folder(self, child: Child) -> Sequence[ChildTool]:
+        """The tools of the child's working folder. Raises OptionRefused where this worker has not got it."""
+        workspace = self._workspace
+        folder = await working_folder(child, None if workspace is None else workspace.config)
+        return () if workspace is None or folder is None else workspace.tools(folder)
 
     def _structured(self, child: Child) -> StructuredOutput | None:
         schema = child.policy.output_schema

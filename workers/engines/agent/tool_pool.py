@@ -39,7 +39,11 @@ class LineBroken(Exception):
 class ToolPool:
     """Helper processes of one engine. They end with it, and with this process however that ends."""
 
-    def __init__(self, *, calls: int = CALLS, kept: int = KEPT) -> None:
+    def __init__(
+        self, *, calls: int = CALLS, kept: int = KEPT, environment: Mapping[str, str] | None = None
+    ) -> None:
+        """`environment` is all that helpers see of this process' own; None is the whole of it."""
+        self._environment = environment
         self._turns = asyncio.Semaphore(calls)
         self._kept = kept
         self._idle: list[Helper] = []
@@ -47,11 +51,19 @@ class ToolPool:
         weakref.finalize(self, end_now, self._all)
 
     async def call(
-        self, path: str, args: Sequence[Any], kwargs: Mapping[str, Any], *, key: str
+        self,
+        path: str,
+        args: Sequence[Any],
+        kwargs: Mapping[str, Any],
+        *,
+        key: str,
+        keep: bool = True,
+        within_s: float | None = None,
     ) -> ToolAnswer:
         """Call the function at `module:name` in a helper. What goes wrong there is an errored answer.
 
-        `key` is the call's `call_key`. Once cancelled, it ends when helper and tool are gone.
+        `key` is the call's `call_key`. Once cancelled, it ends when helper and tool are gone; the same
+        after `within_s` in the helper, as TimeoutError, and before the answer where it is not to `keep` it.
         """
         try:
             given = pickle.dumps((tuple(args), dict(kwargs)))
@@ -63,12 +75,14 @@ class ToolPool:
                 helper = self._helper(path)
             except OSError as error:
                 return ToolAnswer(f"Error: no process for the tool: {error.strerror}", is_error=True)
-            return await self._called(helper, path, key, given)
+            async with asyncio.timeout(within_s):
+                return await self._called(helper, path, key, given, keep=keep)
 
-    async def _called(self, helper: Helper, path: str, key: str, given: bytes) -> ToolAnswer:
+    async def _called(self, helper: Helper, path: str, key: str, given: bytes, *, keep: bool) -> ToolAnswer:
         is_kept = False
         try:
-            answer, is_kept = await helper.call(path, key, given)
+            answer, is_usable = await helper.call(path, key, given)
+            is_kept = is_usable and keep
         except LineBroken:
             await whole(helper.end())
             return ToolAnswer(f"Error: the tool ended its process: {helper.ending}", is_error=True)
@@ -91,7 +105,7 @@ class ToolPool:
             helper = (known or self._idle)[-1]
             self._idle.remove(helper)
             return helper
-        helper = Helper()
+        helper = Helper(self._environment)
         self._all.add(helper)
         return helper
 
@@ -102,7 +116,7 @@ class Helper:
     Raises OSError where no process can be started.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, environment: Mapping[str, str] | None = None) -> None:
         self._line, theirs = socket.socketpair()
         self._line.setblocking(False)
         self.paths: set[str] = set()
@@ -115,6 +129,7 @@ class Helper:
                 stdin=theirs.fileno(),
                 stdout=subprocess.DEVNULL,
                 start_new_session=True,
+                env=environment,
             )
         except BaseException:
             self._line.close()

@@ -17,8 +17,8 @@ from pydantic_ai import Tool
 from pydantic_ai.tools import ToolDefinition
 
 from dsh_tasks.config import AgentConfig
-from dsh_tasks.errors import ConfigRefused, OptionRefused
-from dsh_tasks.submission import ToolFilter
+from dsh_tasks.errors import ConfigRefused
+from dsh_tasks.submission import Policy
 from workers.engines.agent.call_key import call_key
 from workers.engines.agent.capping import capped
 from workers.engines.agent.fault import words_of
@@ -54,7 +54,9 @@ def python_tool(
     `exclusive` are read from attributes of these names on the callable.
     """
     try:
-        made: Tool[None] = Tool(function, takes_ctx=False)
+        # Under the name in its path: that is what the settings file, and so a filter, can know.
+        name = None if path is None else path.partition(":")[2]
+        made: Tool[None] = Tool(function, takes_ctx=False, name=name)
         schema = made.function_schema
     except Exception as error:  # noqa: BLE001 - whatever a foreign signature does, the load names it
         name = getattr(function, "__name__", repr(function))
@@ -119,16 +121,14 @@ def faults_of(error: ValidationError) -> str:
     return "\n".join(f"{place}: {one['msg']}" for place, one in zip(places, faults, strict=True))
 
 
-def narrowed(tools: Sequence[ChildTool], tool_filter: ToolFilter | None) -> tuple[ChildTool, ...]:
-    """The tools that a filter leaves. Raises OptionRefused for a name that no tool has."""
-    if tool_filter is None:
-        return tuple(tools)
-    known = {tool.name for tool in tools}
-    for option, names in (("allow", tool_filter.allow), ("deny", tool_filter.deny)):
-        for name in names or ():
-            if name not in known:
-                raise OptionRefused(f"toolFilter.{option}", f"no tool is called {name!r}")
-    return tuple(tool for tool in tools if tool_filter.admits(tool.name))
+def narrowed(tools: Sequence[ChildTool], policy: Policy) -> tuple[ChildTool, ...]:
+    """The tools that a child has: its own filter, and under a ceiling those above it, leave them.
+
+    Raises OptionRefused for a name in its filter that no tool has.
+    """
+    if policy.tool_filter is not None:
+        policy.tool_filter.check_names([tool.name for tool in tools])
+    return tuple(tool for tool in tools if policy.admits(tool.name))
 
 
 def definition(tool: ChildTool) -> ToolDefinition:
