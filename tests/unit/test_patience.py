@@ -101,6 +101,7 @@ def http_date(seconds: float) -> str:
         (http_date(-50), 0, 100),
         ("soon", 50, 100),
     ],
+    ids=["seconds", "date", "too long", "now", "date that is over", "no time"],
 )
 def test_what_the_provider_asks_for_is_waited_for_up_to_the_longest_pause(
     header: str, least_ms: int, most_ms: int
