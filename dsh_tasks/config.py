@@ -66,7 +66,7 @@ class SubagentToolConfig(_Row):
     background_mode: BackgroundMode = "one-shot"
     """What a background call starts."""
     agent_options: AgentOptions | None = None
-    """Overrides of the parent's model route: `provider`, `model`, `maxTokens`."""
+    """Overrides of the parent's model route: `provider`, `model`, `maxTokens`, `effort`."""
     persona: Annotated[str, Field(min_length=1)] | None = None
     """Persona of each child."""
     tool_filter: ToolFilter | None = None

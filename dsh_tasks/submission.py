@@ -44,6 +44,9 @@ _PROVIDER = r"^[^\s:]+$"
 _MODEL = r"^[^\s:](\S*[^\s:])?$"
 
 
+Effort = Literal["minimal", "low", "medium", "high", "xhigh", "max"]
+
+
 class AgentOptions(_Value):
     """What a start may override of the model route. An option left out is inherited, never emptied."""
 
@@ -52,6 +55,8 @@ class AgentOptions(_Value):
     model: Annotated[str, Field(pattern=_MODEL, max_length=500)] | None = None
     """Of that provider, or with it: `provider:model`."""
     max_tokens: int | None = Field(None, gt=0, le=MAX_TOKENS_MOST, alias="maxTokens")
+    effort: Effort | None = None
+    """How much the model is to reason; a model that cannot be told refuses its child."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True, populate_by_name=True)
 

@@ -50,6 +50,10 @@ def start(
     max_tokens: Annotated[
         int | None, typer.Option("--max-tokens", min=1, help="Most tokens of one model answer.")
     ] = None,
+    effort: Annotated[
+        str | None,
+        typer.Option("--effort", help="How much the model reasons: minimal, low, medium, high, xhigh, max."),
+    ] = None,
     allow: Annotated[
         list[str] | None, typer.Option("--allow", help="Tool that the child may use; more by repeating.")
     ] = None,
@@ -87,7 +91,7 @@ def start(
         "parent": parent,
         "owner": owner,
         "label": label,
-        "agent_options": _given(provider=model_provider, model=model, maxTokens=max_tokens),
+        "agent_options": _given(provider=model_provider, model=model, maxTokens=max_tokens, effort=effort),
         "tool_filter": _given(allow=allow, deny=deny),
         "persona": persona,
         "output_schema": read_schema(output_schema) if output_schema is not None else None,

@@ -9,11 +9,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import pytest
+from pydantic import ValidationError
 from pydantic_ai.messages import BinaryContent, ImageUrl, ModelRequest, ThinkingPart, UserPromptPart
 
 from dsh_tasks.session import Event
-from dsh_tasks.submission import Policy
+from dsh_tasks.submission import AgentOptions, Policy
 from dsh_tasks.surface import messages
+from dsh_tasks.task import Status
 from tests.fake_run import a_child, a_tool, run_child
 from tests.model_server import MODEL, ModelServer, Reply, Request
 from workers.engines.agent.engine import AgentEngine
@@ -238,3 +240,29 @@ def test_reasoning_goes_back_bit_exact_or_not_at_all(model: ModelServer) -> None
     lost[1]["content"] = lost[1]["content"][1:]
     parts = [part for one in history(lost, provider="openai") for part in one.parts]
     assert not any(isinstance(part, ThinkingPart) for part in parts), "blocks and state do not fit any more"
+
+
+# -- effort ---------------------------------------------------------------------------------------
+
+
+def test_the_effort_of_the_start_reaches_the_model_and_the_log(model: ModelServer) -> None:
+    options = AgentOptions(model="openai-chat:gpt-5-mini", effort="low")
+    run = run_child(AgentEngine(), a_child(model=MODEL, agent_options=options))[1]
+    assert model.requests[0].body["reasoning_effort"] == "low"
+    assert run.row("request/header")["header"]["config"]["reasoningEffort"] == "low"
+    run_child(AgentEngine(), a_child(model="openai-chat:gpt-5-mini"))
+    assert "reasoning_effort" not in model.requests[1].body
+
+
+@pytest.mark.parametrize("name", [MODEL, "offline"])
+def test_a_model_that_cannot_be_told_refuses_the_effort_before_it_is_asked(
+    model: ModelServer, name: str
+) -> None:
+    outcome, _ = run_child(AgentEngine(), a_child(model=name, agent_options=AgentOptions(effort="high")))
+    assert (outcome.status, model.requests) == (Status.FAILED, [])
+    assert "agentOptions.effort" in outcome.detail
+
+
+def test_an_effort_that_nobody_knows_is_refused_at_the_start() -> None:
+    with pytest.raises(ValidationError):
+        AgentOptions.model_validate({"effort": "enormous"})

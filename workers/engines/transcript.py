@@ -140,11 +140,14 @@ class Transcript:
         route: RouteName,
         tools: Sequence[Mapping[str, Any]] = (),
         max_tokens: int | None = None,
+        effort: str | None = None,
     ) -> list[Row]:
         """`request/header`: the route and the tools that the model is shown; follows the rows `after`."""
         config: Row = {"provider": route.provider, "model": route.model}
         if max_tokens is not None:
             config["maxTokens"] = max_tokens
+        if effort is not None:
+            config["reasoningEffort"] = effort
         made = _Made(self.next_seq + len(after), self._now_ms())
         reason = "resume" if self._first or self.rows else "initial"
         header: Row = {"config": config}

@@ -21,7 +21,7 @@ from dsh_tasks.workspace import WorkspaceConfig
 from workers.engines.agent.folder import working_folder
 from workers.engines.agent.history import ANY, cached_before, history, joined, with_system
 from workers.engines.agent.images import Images
-from workers.engines.agent.model import Models, ResolvedModel
+from workers.engines.agent.model import Models, ResolvedModel, with_effort
 from workers.engines.agent.own_children import AtEnd
 from workers.engines.agent.patience import Patience
 from workers.engines.agent.structured import INSTRUCTION, Progress, StructuredOutput
@@ -76,7 +76,7 @@ class AgentEngine:
         """See Engine."""
         child = run.child
         try:
-            model = await self._models.ready(child.policy, child.model)
+            model = with_effort(await self._models.ready(child.policy, child.model), child.policy)
             own = [*self._tools, *await self._in_folder(child)]
             tools = narrowed([*own, *run.tools], child.policy)
         except DshTasksError as error:
@@ -117,7 +117,8 @@ class AgentEngine:
         begin = transcript.opening(system=system) if left_open is None else transcript.resumption(left_open)
         options = child.policy.agent_options
         max_tokens = None if options is None else options.max_tokens
-        header = transcript.request(begin, model.route, [shown(tool) for tool in tools], max_tokens)
+        effort = None if options is None else options.effort
+        header = transcript.request(begin, model.route, [shown(tool) for tool in tools], max_tokens, effort)
 
         def conversation(rows: Sequence[Row]) -> list[ModelMessage]:
             own = history(own_messages(rows), provider=model.system, images=model.images)

@@ -10,7 +10,7 @@ import asyncio
 import logging
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from pydantic_ai.exceptions import UserError
@@ -193,6 +193,16 @@ class Models:
                 provider.client.max_retries = 0
             self._providers[name] = provider
         return self._providers[name]
+
+
+def with_effort(model: ResolvedModel, policy: Policy) -> ResolvedModel:
+    """The model told how much to reason, where the start says so. Raises OptionRefused where it cannot be."""
+    effort = None if policy.agent_options is None else policy.agent_options.effort
+    if effort is None:
+        return model
+    if not model.model.profile.get("supports_thinking", False):
+        raise OptionRefused("agentOptions.effort", f"{model.name!r} cannot be told how much to reason")
+    return replace(model, settings=ModelSettings(**model.settings, thinking=effort))
 
 
 def images_of(model: Model) -> Images:
