@@ -18,6 +18,7 @@ from dsh_tasks.submission import Policy
 from dsh_tasks.surface import messages
 from dsh_tasks.task import Cause, Outcome, Status
 from workers.engines.agent.history import history, joined, with_system
+from workers.engines.agent.judging import Judge
 from workers.engines.agent.model import Models, ResolvedModel
 from workers.engines.agent.patience import Patience
 from workers.engines.agent.structured import INSTRUCTION, Progress, StructuredOutput
@@ -60,6 +61,7 @@ class AgentEngine:
         self._patience = patience or Patience()
         self._histories = Histories()
         self._repair_turns = structured_repair_turns
+        self._judge = Judge()
 
     async def run(self, run: Run) -> Outcome:
         """See Engine."""
@@ -79,7 +81,7 @@ class AgentEngine:
         if schema is None:
             return None
         progress = Progress.of(event.row() for event in child.log)
-        return StructuredOutput(schema, repair_turns=self._repair_turns, progress=progress)
+        return StructuredOutput(schema, repair_turns=self._repair_turns, progress=progress, judge=self._judge)
 
     def _given(
         self,
