@@ -48,6 +48,7 @@ _IN_PLACE = ("allOf", "anyOf", "oneOf", "dependentSchemas", "dependencies", "els
 """Those that look at the same value again: a circle of them has no end."""
 _NOT_PLAIN = ("$ref", "allOf", "anyOf", "oneOf", "not", "if", "enum", "const")
 """What providers do not take at the top of a tool's parameters."""
+_SLOW = ("pattern", "patternProperties", "uniqueItems")
 _FAULT_CHARS = 300
 _SHOWN_CHARS = 80
 
@@ -104,6 +105,11 @@ def parameters(schema: Mapping[str, Any]) -> dict[str, Any]:
 def is_wrapped(schema: Mapping[str, Any]) -> bool:
     """The value is no plain object, so that a tool takes it as a member."""
     return schema.get("type") != "object" or any(name in schema for name in _NOT_PLAIN)
+
+
+def may_take_long(schema: Mapping[str, Any]) -> bool:
+    """Whether even a small value can take long to judge, by a pattern or by comparing its items."""
+    return any(name in node for _, node in _walk(schema) for name in _SLOW)
 
 
 def violations(schema: Mapping[str, Any], value: Any, *, most: int = 5) -> list[str]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any
@@ -13,6 +14,7 @@ import pytest
 from dsh_tasks.task import Cause, Outcome, Status
 from tests.fake_run import FakeRun, a_child, a_tool, next_attempt, play, run_child, without_settlement
 from tests.model_server import MODEL, ModelServer, Reply, Request
+from workers.engines.agent import judging
 from workers.engines.agent.engine import AgentEngine
 from workers.engines.agent.structured import INSTRUCTION, MAX_INVALID, REMINDER, Progress, StructuredOutput
 from workers.engines.base import StopReason
@@ -339,3 +341,63 @@ def test_the_tool_judges_decoded_arguments_too() -> None:
     structured = StructuredOutput(SCHEMA)
     assert asyncio.run(structured.tool.call({"n": 1}, "c")).is_error is False
     assert structured.json == '{"n": 1}'
+
+
+# -- a check that takes long ----------------------------------------------------------------------------
+
+ENDLESS = {"type": "string", "pattern": "^(a+)+$"}
+
+
+def test_a_check_that_does_not_end_stops_no_other_child_and_is_told(
+    model: ModelServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Python's regular expressions hold the interpreter: on the loop the whole worker would stand still."""
+    monkeypatch.setattr(judging, "JUDGED_WITHIN_S", 3.0)
+    model.answer = in_order(giving({"value": "a" * 40 + "!"}), giving({"value": "aaa"}))
+    run = FakeRun(a_child("go", model=MODEL, output_schema=ENDLESS))
+    pauses: list[float] = []
+
+    async def main() -> Outcome:
+        async def beat() -> None:
+            at = time.monotonic()
+            while True:
+                await asyncio.sleep(0.01)
+                pauses.append(time.monotonic() - at)
+                at = time.monotonic()
+
+        beating = asyncio.create_task(beat())
+        try:
+            return await play(AgentEngine(), run)
+        finally:
+            beating.cancel()
+
+    outcome = asyncio.run(main())
+    assert outcome.structured == "aaa"
+    assert (
+        told(run)[0].splitlines()[1] == "$: the check of this value took longer than 3 s; give a simpler one"
+    )
+    assert max(pauses) < 1.5
+
+
+def test_a_kill_ends_a_check_that_does_not_end(model: ModelServer) -> None:
+    model.answer = in_order(giving({"value": "a" * 40 + "!"}))
+    run = FakeRun(a_child("go", model=MODEL, output_schema=ENDLESS))
+
+    def kill(words: str) -> None:
+        if words.startswith("tool:"):
+            asyncio.get_running_loop().call_later(0.5, run.stop, StopReason.KILL)
+
+    run.on_activity = kill
+    began = time.monotonic()
+    outcome = asyncio.run(play(AgentEngine(), run))
+    assert (outcome.status, outcome.has_structured) == (Status.KILLED, False)
+    assert time.monotonic() - began < 8
+
+
+def test_a_large_value_is_judged_beside_the_loop_as_a_small_one_on_it(model: ModelServer) -> None:
+    schema = {"type": "array", "items": {"type": "object", "required": ["n"]}}
+    large = [{"n": number} for number in range(5_000)]
+    model.answer = in_order(giving({"value": [*large, {}]}), giving({"value": large}))
+    outcome, run = wanting(schema)
+    assert told(run)[0].splitlines()[1] == "$.value[5000]: 'n' is a required property"
+    assert outcome.structured == large

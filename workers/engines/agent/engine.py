@@ -21,6 +21,7 @@ from dsh_tasks.workspace import WorkspaceConfig
 from workers.engines.agent.folder import working_folder
 from workers.engines.agent.history import ANY, cached_before, history, joined, with_system
 from workers.engines.agent.images import Images
+from workers.engines.agent.judging import Judge
 from workers.engines.agent.model import Models, ResolvedModel, with_effort
 from workers.engines.agent.own_children import AtEnd
 from workers.engines.agent.patience import Patience
@@ -71,6 +72,7 @@ class AgentEngine:
         self._histories = Histories()
         self._at_end = children_at_end
         self._repair_turns = structured_repair_turns
+        self._judge = Judge()
 
     async def run(self, run: Run) -> Outcome:
         """See Engine."""
@@ -97,7 +99,7 @@ class AgentEngine:
         if schema is None:
             return None
         progress = Progress.of(event.row() for event in child.log)
-        return StructuredOutput(schema, repair_turns=self._repair_turns, progress=progress)
+        return StructuredOutput(schema, repair_turns=self._repair_turns, progress=progress, judge=self._judge)
 
     def _given(
         self,

@@ -12,8 +12,9 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from dsh_tasks.exact_json import NotExact, member, read
-from dsh_tasks.schema import WRAPPED_IN, is_wrapped, parameters, violations
+from dsh_tasks.exact_json import member
+from dsh_tasks.schema import WRAPPED_IN, is_wrapped, parameters
+from workers.engines.agent.judging import Judge
 from workers.engines.base import ChildTool, ToolAnswer
 from workers.engines.transcript import REMINDER_KIND
 
@@ -77,12 +78,18 @@ class StructuredOutput:
     """The value that one child is asked for. Mutable: it takes the value when it comes."""
 
     def __init__(
-        self, schema: Mapping[str, Any], *, repair_turns: int = 1, progress: Progress | None = None
+        self,
+        schema: Mapping[str, Any],
+        *,
+        repair_turns: int = 1,
+        progress: Progress | None = None,
+        judge: Judge | None = None,
     ) -> None:
         """`repair_turns`: how often a child that ends without a value is told so. `progress`: so far."""
         self._parameters = parameters(schema)
         self._is_wrapped = is_wrapped(schema)
         self._repair_turns = repair_turns
+        self._judge = judge or Judge()
         before = progress or Progress()
         self.json: str | None = None if before.arguments is None else self._value_of(before.arguments)
         """The value as the model wrote it; None while there is none."""
@@ -119,9 +126,9 @@ class StructuredOutput:
         self.reminders += 1
         return REMINDER
 
-    def answer(self, arguments: str) -> ToolAnswer:
+    async def answer(self, arguments: str) -> ToolAnswer:
         """Judge one call by its arguments as the model wrote them."""
-        faults = self._faults(arguments)
+        faults = await self._faults(arguments)
         if not faults:
             self.json = self._value_of(arguments)
             return ToolAnswer(_ACCEPTED)
@@ -131,18 +138,14 @@ class StructuredOutput:
         text = "\n".join(["Error: the value does not fit its schema:", *faults, way_out])
         return ToolAnswer(text, is_error=True)
 
-    def _faults(self, arguments: str) -> list[str]:
+    async def _faults(self, arguments: str) -> list[str]:
         size = len(arguments.encode("utf-8", "replace"))
         if size > VALUE_MAX_BYTES:
             return [f"$: {size} bytes of JSON, at most {VALUE_MAX_BYTES}"]
-        try:
-            value = read(arguments)
-        except NotExact as error:
-            return [f"$: {error}"]
-        return violations(self._parameters, value)
+        return await self._judge.faults(self._parameters, arguments)
 
     def _value_of(self, arguments: str) -> str:
         return member(arguments, WRAPPED_IN) if self._is_wrapped else arguments.strip()
 
     async def _call(self, arguments: Mapping[str, Any], _call_id: str) -> ToolAnswer:
-        return self.answer(json.dumps(arguments, ensure_ascii=False))
+        return await self.answer(json.dumps(arguments, ensure_ascii=False))

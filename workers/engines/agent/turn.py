@@ -273,7 +273,7 @@ class Turn:
         # A name that no tool has is the model's own words.
         self._run.activity(f"tool:{call.name}" if call.name in self._given.tools else "tool")
         if structured is not None and call.name == TOOL_NAME:
-            return structured.answer(call.arguments)
+            return await structured.answer(call.arguments)
         answer = await dispatch(
             self._given.tools, call.name, call.arguments, call.id, task_id=self._run.child.task_id
         )
