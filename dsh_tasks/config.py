@@ -120,6 +120,10 @@ class AgentConfig(_Row):
     """How often a child that ends without the value of its output schema is told so and goes on."""
     context_window: Annotated[int, Field(ge=0)] | None = None
     """Tokens that a request and its answer may take together, whatever the model; 0 sends it in any case."""
+    mcp_servers: Annotated[str, Field(min_length=1)] | None = None
+    """Path of an `mcpServers` file on the workers, relative to this one; tools are `<server>_<tool>`."""
+    mcp_call_timeout_ms: Annotated[int, Field(ge=100, le=3_600_000)] = 300_000
+    """Longest call of a tool of an MCP server."""
     workspace: WorkspaceOption = None
     """The tools over a working folder; `true`, or a table of bounds."""
 
@@ -151,8 +155,13 @@ class Config:
     agent: AgentConfig = field(default_factory=AgentConfig)
 
     @property
-    def tool_names(self) -> frozenset[str]:
-        """Names of all tools that a child of the built-in engine may have."""
+    def tool_names(self) -> frozenset[str] | None:
+        """Names of all tools that a child of the built-in engine may have.
+
+        None where MCP servers are configured: only a worker knows what these have.
+        """
+        if self.agent.mcp_servers is not None:
+            return None
         return frozenset((*(tool.tool_name for tool in self.tools), *TASK_TOOLS, *self.agent.own_names))
 
     def __post_init__(self) -> None:
@@ -173,7 +182,16 @@ def load_config(path: str | Path | None = None, *, settings: Settings) -> Config
     `subagent_fork_lite`. Raises ConfigRefused for everything that cannot hold.
     """
     given = path if path is not None else settings.config
-    return read_config({} if given is None else _parsed(Path(given)))
+    return read_config({} if given is None else _beside(Path(given), _parsed(Path(given))))
+
+
+def _beside(path: Path, values: dict[str, Any]) -> dict[str, Any]:
+    """The values with the path that they name relative to their own file."""
+    agent = values.get("agent")
+    named = agent.get("mcpServers") if isinstance(agent, dict) else None
+    if not isinstance(agent, dict) or not isinstance(named, str) or not named:
+        return values
+    return {**values, "agent": {**agent, "mcpServers": str(path.parent / named)}}
 
 
 def read_config(values: Mapping[str, Any]) -> Config:

@@ -12,6 +12,7 @@
     |- TaskNotFound          exit 3   unknown, or not the caller's: both look the same
     |- OwnerNotRunning       exit 4   a child that no longer runs cannot start, kill or acknowledge
     |- SpeakerTaken          exit 4   another process speaks for this session
+    |- McpServerFailed       exit 1   an MCP server of the worker does not start or answer
     |- StillRunning          exit 7   a wait ended before the task did
     |- Promoted              exit 7   the wait was turned into a background task, which goes on
     `- StoreUnavailable      exit 5   the server does not answer in time
@@ -186,6 +187,19 @@ class SpeakerTaken(DshTasksError):
             f"another process speaks for session {session[:80]!r} for {for_ms} ms more",
             session=session[:80],
             for_ms=for_ms,
+        )
+
+
+class McpServerFailed(DshTasksError):
+    """An MCP server of the worker's file does not start or answer: names it, and never what it said."""
+
+    code = "mcp_server_failed"
+
+    def __init__(self, server: str, why: str) -> None:
+        super().__init__(
+            f"MCP server {server[:80]!r}: {why}; see to its entry in the worker's mcpServers file",
+            server=server[:80],
+            why=why,
         )
 
 

@@ -26,6 +26,7 @@ from dsh_tasks.webhook import Endpoint
 from workers import tasks
 from workers.delegation import Delegation
 from workers.engines.agent.engine import AgentEngine
+from workers.engines.agent.mcp_file import load_servers
 from workers.engines.agent.model import Models
 from workers.engines.agent.own_children import AtEnd
 from workers.engines.agent.patience import Patience
@@ -172,6 +173,8 @@ def build_engines(config: Config, settings: Settings) -> dict[str, Engine]:
             structured_repair_turns=config.agent.structured_repair_turns,
             children_at_end=AtEnd(config.agent.children_at_end),
             workspace=config.agent.workspace,
+            mcp_servers=load_servers(config.agent.mcp_servers) if config.agent.mcp_servers else (),
+            mcp_call_timeout_ms=config.agent.mcp_call_timeout_ms,
         ),
         "noop": NoopEngine(),
         "scripted": ScriptedEngine(),

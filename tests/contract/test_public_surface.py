@@ -80,6 +80,7 @@ EVERY_ERROR = [
     errors.TaskNotFound("subagent-1"),
     errors.OwnerNotRunning("subagent-1", status="killed"),
     errors.SpeakerTaken("s", for_ms=5),
+    errors.McpServerFailed("files", "it did not start"),
     errors.StillRunning("subagent-1", status="running", waited_ms=5),
     errors.Promoted("subagent-1", after_ms=5),
     errors.StoreUnavailable("no connection"),

@@ -125,7 +125,7 @@ def test_every_commented_option_of_the_example_loads_too() -> None:
         [line for line in part.splitlines() if line.startswith("# ") and " = " in line]
         for part in (text, agent, workspace)
     )
-    assert (len(of_tools), len(of_agent), len(of_workspace)) == (11, 2, 6)
+    assert (len(of_tools), len(of_agent), len(of_workspace)) == (11, 4, 6)
     for line in of_workspace:
         assert read(f"[agent.workspace]\n{line[2:]}").agent.workspace
     for line in of_agent:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -22,6 +22,8 @@ from workers.engines.agent.folder import working_folder
 from workers.engines.agent.history import ANY, cached_before, history, joined, with_system
 from workers.engines.agent.images import Images
 from workers.engines.agent.judging import Judge
+from workers.engines.agent.mcp_file import McpServer
+from workers.engines.agent.mcp_servers import McpServers, check_clashes
 from workers.engines.agent.model import Models, ResolvedModel, with_effort
 from workers.engines.agent.own_children import AtEnd
 from workers.engines.agent.patience import Patience
@@ -45,7 +47,7 @@ class AgentEngine:
     `tools` are Python tools that every child gets beside those of its place: callables, or their
     import paths `module:callable`; of their results a model reads `result_bytes` UTF-8 bytes at most.
     Models and converted histories are shared by the children of one engine; it belongs to one event loop.
-    `workspace` adds the tools over a working folder.
+    `workspace` adds the tools over a working folder, `mcp_servers` those of MCP servers.
     A child that ends without the value that it was asked for is told so `structured_repair_turns` times.
     `children_at_end`: what becomes of its own children that live when a child ends its turn.
 
@@ -62,11 +64,14 @@ class AgentEngine:
         structured_repair_turns: int = 1,
         children_at_end: AtEnd = AtEnd.WAIT,
         workspace: WorkspaceConfig | None = None,
+        mcp_servers: Sequence[McpServer] = (),
+        mcp_call_timeout_ms: int = 300_000,
     ) -> None:
         paths = [tool for tool in tools if isinstance(tool, str)]
         own = [*load_tools(paths), *(python_tool(tool) for tool in tools if not isinstance(tool, str))]
         self._tools = tuple(replace(tool, result_bytes=result_bytes) for tool in own)
         self._workspace = None if workspace is None else Workspace(workspace, result_bytes=result_bytes)
+        self._mcp = McpServers(mcp_servers, result_bytes=result_bytes, call_timeout_ms=mcp_call_timeout_ms)
         self._models = models or Models()
         self._patience = patience or Patience()
         self._histories = Histories()
@@ -77,22 +82,31 @@ class AgentEngine:
     async def run(self, run: Run) -> Outcome:
         """See Engine."""
         child = run.child
-        try:
-            model = with_effort(await self._models.ready(child.policy, child.model), child.policy)
-            own = [*self._tools, *await self._in_folder(child)]
-            tools = narrowed([*own, *run.tools], child.policy)
-        except DshTasksError as error:
-            return refused(run, error)
-        async with self._histories.of(child.seed, model.system, model.images) as (inherited, seeded):
+        async with AsyncExitStack() as until_its_end:
+            try:
+                model = with_effort(await self._models.ready(child.policy, child.model), child.policy)
+                tools = await self._tools_of(run, until_its_end)
+            except DshTasksError as error:
+                return refused(run, error)
+            inherited, seeded = await until_its_end.enter_async_context(
+                self._histories.of(child.seed, model.system, model.images)
+            )
             transcript = Transcript(child, inherited.after(child.log), run.now_ms)
             given = self._given(child, model, tools, transcript, inherited, seeded)
-        return await Turn(run, transcript, given).play()
+            return await Turn(run, transcript, given).play()
 
-    async def _in_folder(self, child: Child) -> Sequence[ChildTool]:
-        """The tools of the child's working folder. Raises OptionRefused where this worker has not got it."""
-        workspace = self._workspace
+    async def _tools_of(self, run: Run, until_its_end: AsyncExitStack) -> Sequence[ChildTool]:
+        """All tools of a child, in the same order for every child. What they start ends with `until_its_end`.
+
+        Raises OptionRefused, ConfigRefused, McpServerFailed for what this worker has not got.
+        """
+        child, workspace = run.child, self._workspace
         folder = await working_folder(child, None if workspace is None else workspace.config)
-        return () if workspace is None or folder is None else workspace.tools(folder)
+        in_folder = () if workspace is None or folder is None else workspace.tools(folder)
+        of_servers = await until_its_end.enter_async_context(self._mcp.of_child(folder))
+        tools = [*self._tools, *in_folder, *of_servers, *run.tools]
+        check_clashes(tools)
+        return narrowed(tools, child.policy)
 
     def _structured(self, child: Child) -> StructuredOutput | None:
         schema = child.policy.output_schema

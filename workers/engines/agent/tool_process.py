@@ -28,6 +28,9 @@ ANSWER_LIMIT_BYTES = 64 * 1024 * 1024
 TERM_GRACE_S = 0.3
 """From SIGTERM to SIGKILL."""
 REAP_PAUSE_MS = 10
+LEAVES_WITHIN_S = 0.5
+"""From the end of a foreign command's input to SIGTERM."""
+NOT_FOUND = 127
 LINE_LOST = 70
 """Exit status of a tool process whose line does not work any more."""
 
@@ -36,8 +39,12 @@ _PR_SET_CHILD_SUBREAPER = 36
 
 
 def main() -> NoReturn:
-    """Fork the tool process and guard it."""
-    line = socket.socket(fileno=os.dup(0))
+    """Fork the tool process and guard it; with arguments, a foreign command in its place, see below.
+
+    The command has the guard's standard input and output; who wrote to the input hangs up by closing it.
+    """
+    command = sys.argv[1:]
+    line = None if command else socket.socket(fileno=os.dup(0))
     wake, wakes = os.pipe()
     os.set_blocking(wakes, False)
     signal.signal(signal.SIGCHLD, lambda *_: None)
@@ -51,10 +58,27 @@ def main() -> NoReturn:
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         os.close(wake)
         os.close(wakes)
+        if line is None:
+            _become(command, guard)
         _work(line, guard)
     for ignored in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         signal.signal(ignored, signal.SIG_IGN)
+    if line is None:
+        # Its end is the command's to tell.
+        os.close(1)
+        _leave_as(Guard(child, 0, wake, leaves_within_s=LEAVES_WITHIN_S).watch(), None)
     _leave_as(Guard(child, line, wake).watch(), line)
+
+
+def _become(command: list[str], guard: int) -> NoReturn:
+    os.setsid()
+    _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != guard:
+        os._exit(LINE_LOST)
+    try:
+        os.execvp(command[0], command)  # noqa: S606 - the operator's own
+    except OSError:
+        os._exit(NOT_FOUND)
 
 
 def _prctl(option: int, value: int) -> None:
@@ -69,11 +93,12 @@ def _prctl(option: int, value: int) -> None:
         return
 
 
-def _leave_as(status: int, line: socket.socket) -> NoReturn:
+def _leave_as(status: int, line: socket.socket | None) -> NoReturn:
     """End as the tool process ended, so that the worker can name it."""
     with contextlib.suppress(OSError):
         # Whoever else holds the line: the worker sees its end.
-        line.shutdown(socket.SHUT_RDWR)
+        if line is not None:
+            line.shutdown(socket.SHUT_RDWR)
     code = os.waitstatus_to_exitcode(status)
     if code >= 0:
         os._exit(code)
@@ -97,7 +122,11 @@ def _leave_no_core() -> None:
 class Guard:
     """Waits for the worker to hang up or the tool process to end, then clears away what is left."""
 
-    def __init__(self, child: int, line: socket.socket, wake: int) -> None:
+    def __init__(
+        self, child: int, line: socket.socket | int, wake: int, *, leaves_within_s: float = 0.0
+    ) -> None:
+        self._leaves_within_s = leaves_within_s
+        """How long the child may take to leave by itself."""
         self._child = child
         self._line = line
         self._wake = wake
@@ -130,8 +159,12 @@ class Guard:
         return has_hung_up
 
     def _tell_to_end(self) -> None:
+        self._wait(self._leaves_within_s)
         self._kill_group(signal.SIGTERM)
-        until_s = time.monotonic() + TERM_GRACE_S
+        self._wait(TERM_GRACE_S)
+
+    def _wait(self, seconds: float) -> None:
+        until_s = time.monotonic() + seconds
         while self._status is None and time.monotonic() < until_s:
             self._hung_up(REAP_PAUSE_MS)
             self._reap()
