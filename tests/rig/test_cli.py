@@ -229,6 +229,17 @@ def test_an_audit_ends_with_0_where_all_fits_and_with_1_where_a_key_does_not(
     assert [fault["key"] for fault in told["faults"]] == [f"{settings.prefix}stray"]
 
 
+def test_what_a_tree_used_is_summed_up_and_listed(working: Cli, owner: str) -> None:
+    task_id = started(working, "!say hello", owner=owner)
+    working("output", task_id, "--wait")
+    tree = working.json("usage", owner)
+    (task,) = working.json("list", "--owner", owner)["tasks"]
+    assert tree == task["usage"]
+    assert (tree["model_calls"], tree["cost_usd"], tree["unpriced_calls"]) == (1, 0.0, 0)
+    assert working("usage", owner).stdout.splitlines()[0] == "1 model call"
+    assert "tokens, $0.0000" in working("list", "--owner", owner).stdout
+
+
 def test_prune_removes_an_ending_once_its_owner_knows(working: Cli, owner: str) -> None:
     task_id = started(working, "hello", owner=owner)
     working("output", task_id, "--wait")
