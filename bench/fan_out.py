@@ -1,6 +1,9 @@
 """Fan-out: many background children of the `agent` engine over a local HTTP model that takes a second.
 
-    python -m bench.fan_out [--children 200] [--workers 2] [--seconds 1]
+    python -m bench.fan_out [--children 200] [--workers 2] [--seconds 1] [--offline]
+
+With `--offline` the children wait in streams of the offline model, in the worker itself: what the worker
+costs without an HTTP client.
 
 Checks as it measures: all completed, logs written, exactly one notice each, each run once as the
 scripted model counted. Prints the wall time from the first start to the last settlement.
@@ -11,6 +14,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
+import os
 import sys
 import tempfile
 import time
@@ -36,11 +40,20 @@ def resident_mb(pid: int) -> float:
     return next(int(line.split()[1]) / 1024 for line in status.splitlines() if line.startswith("VmRSS"))
 
 
-async def measure(settings: Settings, children: int) -> dict[str, object]:
+def cpu_s(pid: int) -> float:
+    """Processor time of a process so far, s."""
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+async def measure(settings: Settings, children: int, directive: str) -> dict[str, object]:
     async with AsyncClient.connect(settings, owner=OWNER) as client:
         started = time.perf_counter()
         await asyncio.gather(
-            *(client.start("spawn", prompt=f"child {n} of many", label=f"child {n}") for n in range(children))
+            *(
+                client.start("spawn", prompt=f"child {n} of many{directive}", label=f"child {n}")
+                for n in range(children)
+            )
         )
         submitted = time.perf_counter()
         inbox = client.inbox()
@@ -81,6 +94,7 @@ def main() -> None:
     parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--seconds", type=float, default=1.0)
     parser.add_argument("--concurrency", type=int, default=200)
+    parser.add_argument("--offline", action="store_true")
     given = parser.parse_args()
     server = embedded.start()
     default = Settings(redis_url=server.url)
@@ -92,11 +106,15 @@ def main() -> None:
         rig = Rig(settings, Path(folder))
         try:
             for _ in range(given.workers):
-                rig.worker(concurrency=given.concurrency, **model.environment)
+                rig.worker(concurrency=given.concurrency, **({} if given.offline else model.environment))
+            before_s = [cpu_s(worker.pid) for worker in rig.workers]
             idle = [resident_mb(worker.pid) for worker in rig.workers]
-            report = asyncio.run(measure(settings, given.children))
+            directive = f"\n!wait {given.seconds:g}" if given.offline else ""
+            report = asyncio.run(measure(settings, given.children, directive))
             calls = Counter(request.prompt for request in model.requests)
-            assert set(calls.values()) == {1}, "a child was run twice"
+            assert given.offline or set(calls.values()) == {1}, "a child was run twice"
+            used_s = sum(cpu_s(worker.pid) for worker in rig.workers) - sum(before_s)
+            report["cpu_ms_a_child"] = round(used_s * 1000 / given.children, 2)
             report["model_calls"] = sum(calls.values())
             report["peak_at_the_model"] = model.peak
             report["faults_at_the_model"] = model.faults
