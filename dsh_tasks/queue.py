@@ -9,8 +9,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from celery import Celery
+from celery.app.control import Control
 from kombu.connection import Connection
 from kombu.exceptions import OperationalError
+from kombu.pidbox import Mailbox
 
 from dsh_tasks.errors import StoreUnavailable
 from dsh_tasks.settings import Settings
@@ -21,6 +23,7 @@ RUN_CHILD = "dsh_tasks.run_child"
 """Task function that runs one child; found by name, never imported by the library."""
 
 VISIBILITY_TIMEOUT_S = 7 * 24 * 3600
+REPLY_KEPT_MS = 60_000
 SHOWN_BYTES = 120
 """A name in a message, as JSON writes it: a message stays below 2 KiB in any script."""
 
@@ -104,12 +107,58 @@ class PromptConnection(Connection):
         )
 
 
+class TidyMailbox(Mailbox):
+    """Remote control whose late answers go away.
+
+    kombu lets only the asker's process give the list of answers an expiry: what a worker answers after the
+    asker has gone would stay on the server for ever (P25).
+    """
+
+    def _publish_reply(
+        self,
+        reply: Any,
+        exchange: str,
+        routing_key: str,
+        ticket: str,
+        channel: Any = None,
+        producer: Any = None,
+        **opts: Any,
+    ) -> None:
+        of_asker = channel or self.connection.default_channel
+        with self.producer_or_acquire(producer, of_asker) as held:
+            # A transport other than Redis has no such table.
+            expiries: dict[str, int] = getattr(held.channel, "_expires", {})
+            queue = f"{routing_key}.{exchange}"
+            is_ours = queue not in expiries
+            if is_ours:
+                expiries[queue] = REPLY_KEPT_MS
+            try:
+                super()._publish_reply(  # type: ignore[no-untyped-call]
+                    reply, exchange, routing_key, ticket, channel=of_asker, producer=held, **opts
+                )
+            finally:
+                if is_ours:
+                    expiries.pop(queue, None)
+
+
+class TidyControl(Control):  # type: ignore[misc]
+    """Celery's remote control over that mailbox."""
+
+    Mailbox = TidyMailbox
+
+
 def make_app(settings: Settings, *, publishes: bool = False) -> Celery:
     """The Celery application as both sides configure it.
 
     One that only `publishes` has a deadline on each answer of the broker; a consumer waits as it must.
     """
-    app = Celery("dsh_tasks", broker=settings.effective_broker_url, backend=None, set_as_current=False)
+    app = Celery(
+        "dsh_tasks",
+        broker=settings.effective_broker_url,
+        backend=None,
+        set_as_current=False,
+        control=TidyControl,
+    )
     app.amqp.Connection = PromptConnection
     app.conf.update(
         task_serializer="json",

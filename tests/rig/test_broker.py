@@ -127,3 +127,21 @@ def test_a_connection_that_breaks_with_a_message_in_hand_closes_without_a_crash(
     # What an earlier failure to close has left behind.
     channel.connection.client, channel._pool = None, None
     connection.release()
+
+
+def test_an_answer_of_remote_control_that_comes_too_late_does_not_stay(
+    settings: Settings, broker: embedded.Server
+) -> None:
+    """P25: Flower had asked, and was gone when the worker answered."""
+    asks, answers = make_app(settings), make_app(settings)
+    mailbox = asks.control.mailbox
+    with asks.connection_for_write() as connection:
+        mailbox.reply_queue(connection.default_channel).declare()
+    exchange = mailbox.reply_exchange.name
+    with answers.connection_for_write() as connection:
+        answers.control.mailbox(connection)._publish_reply(
+            {"w1": "late"}, exchange, mailbox.oid, "ticket", channel=connection.default_channel
+        )
+    server = redis.Redis.from_url(broker.url)
+    (key,) = server.keys(f"*{mailbox.oid}.{exchange}")
+    assert 0 < server.pttl(key) <= 60_000
