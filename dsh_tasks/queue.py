@@ -124,7 +124,7 @@ class TidyMailbox(Mailbox):
         producer: Any = None,
         **opts: Any,
     ) -> None:
-        of_asker = channel or self.connection.default_channel
+        of_asker = channel or self.connection.default_channel  # type: ignore[union-attr]
         with self.producer_or_acquire(producer, of_asker) as held:
             # A transport other than Redis has no such table.
             expiries: dict[str, int] = getattr(held.channel, "_expires", {})
