@@ -16,6 +16,7 @@ from workers.engines.agent.engine import AgentEngine
 from workers.engines.agent.own_children import AtEnd
 from workers.engines.base import ChildTool, StopReason, ToolAnswer
 
+SCHEMA = {"type": "object", "properties": {"n": {"type": "integer"}}, "required": ["n"]}
 ONE, TWO = "subagent-" + "1" * 32, "subagent-" + "2" * 32
 
 
@@ -116,6 +117,19 @@ def test_what_the_log_tells_is_acknowledged_by_the_next_attempt_and_not_told_aga
     child = next_attempt(first.child, map(Event.from_row, rows[:cut]))
     outcome, run = run_child(AgentEngine(), child, household=again)
     assert (again.told, news_in(run), outcome.output) == ([ONE], [], "heard 1 times")
+
+
+@pytest.mark.parametrize(
+    ("value", "status", "left"), [(7, Status.COMPLETED, []), ("no", Status.FAILED, [ONE])]
+)
+def test_a_value_waits_for_children_too_and_a_failure_does_not(
+    model: ModelServer, value: object, status: Status, left: list[str]
+) -> None:
+    household = FakeHousehold(alive=[ONE])
+    model.answer = lambda request: Reply("", tools=[("structured_output", {"n": value})])
+    child = a_child("go", model=MODEL, output_schema=SCHEMA)
+    outcome, run = run_child(AgentEngine(), child, household=household)
+    assert (outcome.status, household.alive, news_in(run)) == (status, left, [])
 
 
 def test_a_child_that_waits_for_its_children_is_handed_back_and_waits_again(model: ModelServer) -> None:
