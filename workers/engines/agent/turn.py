@@ -135,7 +135,7 @@ class Turn:
         while self._transcript.step <= MAX_STEPS:
             if (ending := self._value_ending()) is not None:
                 if ending is COMPLETED:
-                    # The value is the child's last word: it waits for its children, and hears no more of them.
+                    # The value is the child's last word: it waits for its children and hears no more of them.
                     await self._without_children()
                 return ending
             await self._hear(new_step=False)
