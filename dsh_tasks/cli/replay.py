@@ -13,6 +13,7 @@ from dsh_tasks import format as log_format
 from dsh_tasks.cli.border import AsJson, awaited
 from dsh_tasks.cli.connection import OwnerOption, connected
 from dsh_tasks.cli.processes import environment, python
+from dsh_tasks.errors import OptionRefused
 from dsh_tasks.session import Session
 
 
@@ -28,7 +29,8 @@ def replay(
 
     Model and tools answer with what the log holds; nothing is asked of any network and nothing is written.
     Compared are all rows without ids, times and usage, and each request with what the rows before it imply.
-    Ends with 0 for no difference, 1 for one, 6 for a log in which no model was asked.
+    Ends with 0 for no difference, 1 for one, 6 for a log that cannot be replayed: no model was asked in it,
+    or another engine than `agent` wrote it.
     """
     if (task_id is None) == (file is None):
         raise typer.BadParameter("give either a task's ID or --file")
@@ -45,6 +47,11 @@ def replay(
 
 async def _session(task_id: str, owner: str | None) -> Session:
     async with connected(owner) as client:
+        engine = (await client.task(task_id)).engine
+        if engine != "agent":
+            raise OptionRefused(
+                "ID", f"{task_id!r} was run by the engine {engine!r}; only 'agent' is replayed"
+            )
         return await client.session(task_id)
 
 

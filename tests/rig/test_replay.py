@@ -53,6 +53,11 @@ def test_children_of_a_real_worker_come_out_again(rig: Rig, client: Client, cli:
     assert (different.returncode, "request/header: another row" in different.stdout) == (1, True)
 
 
+def test_a_task_of_another_engine_is_refused(rig: Rig, client: Client, cli: Cli) -> None:
+    refused = cli("replay", client.start("spawn", prompt="x", engine="scripted").id)
+    assert (refused.returncode, "only 'agent' is replayed" in refused.stderr) == (6, True)
+
+
 def test_attempts_that_were_handed_back_lost_and_stopped_are_one_run(
     rig: Rig, client: Client, cli: Cli, tmp_path: Path
 ) -> None:
