@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from itertools import pairwise
 
 import pytest
@@ -184,20 +185,25 @@ def test_usage_of_failed_and_killed_children_counts_for_the_tree(
 REST_S = 2.0
 
 
-def limited(times: int) -> Callable[[Request], Reply]:
-    """A provider that turns the first calls away and asks for a pause."""
+@dataclass
+class Limited:
+    """A provider that turns the first calls away, asks for a pause, and turns away whatever breaks it."""
 
-    def answer(request: Request) -> Reply:
-        if request.number < times:
-            return Reply(status=429, retry_after=f"{REST_S:g}")
-        return Reply("through", seconds=0.3)
+    times: int
+    rejected_s: list[float] = field(default_factory=list)
 
-    return answer
+    def __call__(self, request: Request) -> Reply:
+        rests = bool(self.rejected_s) and request.asked_s - self.rejected_s[-1] < REST_S * 0.9
+        if request.number >= self.times and not rests:
+            return Reply("through", seconds=0.3)
+        self.rejected_s.append(request.asked_s)
+        return Reply(status=429, retry_after=f"{REST_S:g}")
 
 
 def test_six_children_of_two_workers_rest_together_and_send_one_probe(capped: Capped, owner: str) -> None:
     rig, client = capped(live_per_owner=10)
-    with ModelServer(limited(5)) as model:
+    provider = Limited(5)
+    with ModelServer(provider) as model:
         for _ in range(2):
             rig.worker(concurrency=3, **model.environment)
         runs = [client.start("spawn", prompt=f"child {n}") for n in range(6)]
@@ -205,8 +211,11 @@ def test_six_children_of_two_workers_rest_together_and_send_one_probe(capped: Ca
         assert [task.status for task in ended] == [Status.COMPLETED] * 6
         assert model.faults == []
         calls = model.requests
-    assert len(calls) == sum(task.usage.model_calls for task in ended) == 11
-    # What was on its way when the first call was turned away is one burst; then there is a rest.
+    rejected = len(provider.rejected_s)
+    assert len(calls) == sum(task.usage.model_calls for task in ended) == 6 + rejected
+    # Each child had one call on its way at most when the first was turned away: no other broke the pause.
+    assert 5 <= rejected <= 5 + 5
+    # What was on its way is one burst; then there is a rest.
     probes = [later for one, later in pairwise(calls) if later.asked_s - one.asked_s > REST_S * 0.9]
     assert probes, "the route rested"
     for probe in probes:

@@ -10,6 +10,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from pydantic_ai.messages import ModelRequest, UserPromptPart
+from pydantic_ai.models import ModelRequestParameters
 
 from dsh_tasks import format as log_format
 from dsh_tasks.errors import SessionRefused
@@ -22,6 +24,7 @@ from workers.engines.agent.engine import AgentEngine
 from workers.engines.base import Child, ChildTool, Fenced, StopReason, ToolAnswer
 from workers.replay.__main__ import main, replayed
 from workers.replay.comparing import Difference
+from workers.replay.playing import Replayed, ReplayModel
 from workers.replay.recorded import Recorded
 
 SCHEMA = {"type": "object", "properties": {"n": {"type": "integer"}}, "required": ["n"]}
@@ -202,3 +205,25 @@ def test_what_a_child_heard_of_its_own_children_is_told_again_where_it_was_told(
     assert run.kinds().count("user/message") == 3
     assert "dsh-tasks/seen" in run.kinds()
     assert_same(run.session)
+
+
+def test_a_request_that_is_not_streamed_gets_the_recorded_answer_and_is_looked_at_too() -> None:
+    """pydantic-ai's other way to ask a model: the engine streams, a tool of the library need not."""
+    session = run_of("!say as it was").session
+    recorded = Recorded.of(session)
+    place = next(n for n, row in enumerate(recorded.attempts[0]) if row["type"] == "assistant/message")
+
+    async def ask(*told: str) -> tuple[str | None, Difference | None]:
+        run = Replayed(recorded, 0, place=place)
+        asked: list[Any] = [ModelRequest([UserPromptPart(one)]) for one in told]
+        try:
+            answer = await ReplayModel(run).request(asked, None, ModelRequestParameters())
+        except Fenced:
+            return None, run.difference
+        return answer.text, run.difference
+
+    assert asyncio.run(ask("!say as it was")) == ("as it was", None)
+    answer, found = asyncio.run(ask("something else"))
+    assert answer is None
+    assert found is not None
+    assert found.type == "request"

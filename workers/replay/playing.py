@@ -328,10 +328,16 @@ class ReplayModel(Model):
         return system_of(self._run.recorded)
 
     async def request(
-        self, _messages: list[ModelMessage], _settings: ModelSettings | None, _given: ModelRequestParameters
+        self,
+        messages: list[ModelMessage],
+        model_settings: ModelSettings | None,
+        model_request_parameters: ModelRequestParameters,
     ) -> ModelResponse:
-        """The engine streams."""
-        raise NotImplementedError
+        """The whole answer; the same one, looked at in the same way, as in a stream."""
+        async with self.request_stream(messages, model_settings, model_request_parameters) as answer:
+            async for _ in answer:
+                pass
+            return answer.get()
 
     @asynccontextmanager
     async def request_stream(
