@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 
 import pytest
 from pydantic_ai.messages import (
@@ -26,15 +25,6 @@ from tests.model_server import MODEL, ModelServer, Reply
 from workers.engines.agent.engine import AgentEngine
 from workers.engines.agent.estimate import IMAGE_TOKENS, Estimate, OverWindow, check_window
 from workers.engines.agent.model import Models
-
-
-@pytest.fixture
-def model(monkeypatch: pytest.MonkeyPatch) -> Iterator[ModelServer]:
-    with ModelServer() as server:
-        for name, value in server.environment.items():
-            monkeypatch.setenv(name, value)
-        yield server
-        assert server.faults == []
 
 
 def said(text: str) -> ModelMessage:

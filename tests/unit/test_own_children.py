@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
 
 import pytest
 
@@ -21,12 +20,9 @@ ONE, TWO = "subagent-" + "1" * 32, "subagent-" + "2" * 32
 
 
 @pytest.fixture
-def model(monkeypatch: pytest.MonkeyPatch) -> Iterator[ModelServer]:
-    with ModelServer(hears) as server:
-        for name, value in server.environment.items():
-            monkeypatch.setenv(name, value)
-        yield server
-        assert server.faults == []
+def model(model: ModelServer) -> ModelServer:
+    model.answer = hears
+    return model
 
 
 def hears(request: Request) -> Reply:

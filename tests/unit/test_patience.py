@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from email.utils import format_datetime
 from typing import Any
@@ -30,15 +29,6 @@ from workers.engines.agent.patience import Patience, Silence, is_passing
 from workers.engines.base import RouteBusy, StopReason
 
 QUICK = Patience(tries=4, first_pause_ms=1, longest_pause_ms=40)
-
-
-@pytest.fixture
-def model(monkeypatch: pytest.MonkeyPatch) -> Iterator[ModelServer]:
-    with ModelServer() as server:
-        for name, value in server.environment.items():
-            monkeypatch.setenv(name, value)
-        yield server
-        assert server.faults == []
 
 
 def asked(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -13,15 +12,6 @@ from tests.fake_run import FakeRun, a_child, a_tool, next_attempt, run_child
 from tests.model_server import MODEL, ModelServer, Reply, Request
 from tests.unit.test_agent_engine import a_parent_log
 from workers.engines.agent.engine import AgentEngine
-
-
-@pytest.fixture
-def model(monkeypatch: pytest.MonkeyPatch) -> Iterator[ModelServer]:
-    with ModelServer() as server:
-        for name, value in server.environment.items():
-            monkeypatch.setenv(name, value)
-        yield server
-        assert server.faults == []
 
 
 def systems(request: Request) -> list[str]:

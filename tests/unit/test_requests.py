@@ -25,15 +25,6 @@ from workers.engines.agent.model import Models
 from workers.engines.agent.patience import Patience
 
 
-@pytest.fixture
-def model(monkeypatch: pytest.MonkeyPatch) -> Iterator[ModelServer]:
-    with ModelServer() as server:
-        for name, value in server.environment.items():
-            monkeypatch.setenv(name, value)
-        yield server
-        assert server.faults == []
-
-
 def a_seed() -> tuple[Event, ...]:
     """Two turns with a system message, tool calls and an error among their results."""
     calls = json.dumps([{"tool": "echo", "arguments": {"text": "ä \u2028 b"}}, {"tool": "nope"}])

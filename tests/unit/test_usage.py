@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from decimal import Decimal
 from typing import Any
 
@@ -30,15 +29,6 @@ TOOK = {
     "completion_tokens_details": {"reasoning_tokens": 50},
 }
 PRICED = "openai-chat:gpt-5-mini"
-
-
-@pytest.fixture
-def model(monkeypatch: pytest.MonkeyPatch) -> Iterator[ModelServer]:
-    with ModelServer() as server:
-        for name, value in server.environment.items():
-            monkeypatch.setenv(name, value)
-        yield server
-        assert server.faults == []
 
 
 def asked(model: ModelServer, *replies: Reply, name: str = PRICED, **given: Any) -> tuple[Outcome, FakeRun]:
