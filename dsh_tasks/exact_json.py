@@ -11,6 +11,8 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
+from dsh_tasks.json_depth import is_deeper
+
 DEPTH_MOST = 100
 DIGITS_MOST = 1_000
 """Of a whole number; Python refuses to read one of more than 4,300."""
@@ -37,7 +39,7 @@ def read(text: str) -> Any:
         raise NotExact(f"it is no JSON: {error.msg} at character {error.pos}") from None
     except RecursionError:
         raise NotExact(f"it is nested deeper than {DEPTH_MOST}") from None
-    if _is_deeper(value, DEPTH_MOST):
+    if is_deeper(value, DEPTH_MOST):
         raise NotExact(f"it is nested deeper than {DEPTH_MOST}")
     try:
         (text + json.dumps(value, ensure_ascii=False)).encode()
@@ -94,17 +96,3 @@ def _whole(text: str) -> int:
 
 def _constant(name: str) -> Any:
     raise NotExact(f"{name} is no JSON number")
-
-
-def _is_deeper(value: Any, most: int) -> bool:
-    level = [value]
-    for _ in range(most):
-        level = [
-            below
-            for one in level
-            if isinstance(one, dict | list)
-            for below in (one.values() if isinstance(one, dict) else one)
-        ]
-        if not level:
-            return False
-    return True

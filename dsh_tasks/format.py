@@ -19,6 +19,7 @@ from pydantic_core import from_json, to_json
 
 from dsh_tasks import format_v0
 from dsh_tasks.errors import SeedRefused, SessionRefused
+from dsh_tasks.json_depth import is_deeper
 from dsh_tasks.lifecycle import Lifecycle, no
 from dsh_tasks.log_lines import MAX_LOG_BYTES, lines, unpacked
 from dsh_tasks.row_json import MAX_DEPTH
@@ -180,7 +181,7 @@ def _decoded(line: bytes) -> Any:
         value = _DECODER.decode(line.decode())
     except RecursionError:
         raise ValueError("nested too deep") from None
-    if _brackets(line) > MAX_DEPTH and _is_too_deep(value):
+    if _brackets(line) > MAX_DEPTH and is_deeper(value, MAX_DEPTH):
         raise ValueError("nested too deep")
     return value
 
@@ -201,20 +202,6 @@ def _no_constant(_text: str) -> float:
 
 
 _DECODER = json.JSONDecoder(parse_float=_finite, parse_constant=_no_constant)
-
-
-def _is_too_deep(value: Any) -> bool:
-    level = [value]
-    for _ in range(MAX_DEPTH):
-        level = [
-            inner
-            for outer in level
-            if isinstance(outer, dict | list)
-            for inner in (outer.values() if isinstance(outer, dict) else outer)
-        ]
-        if not level:
-            return False
-    return True
 
 
 def not_json(error: ValueError, line: int) -> SessionRefused:
