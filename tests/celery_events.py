@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 
 from dsh_tasks.queue import make_app
@@ -23,12 +23,12 @@ def events_of(settings: Settings) -> Iterator[list[dict[str, Any]]]:
             try:
                 with app.connection_for_read() as connection:
                     receiver = app.events.Receiver(connection, handlers={"*": seen.append})
-                    listens.set()
-                    while not ends.is_set():
-                        try:
-                            receiver.capture(limit=None, timeout=0.2, wakeup=False)
-                        except TimeoutError:
-                            continue
+                    # One consumer for all the time: what is sent while nobody listens is lost.
+                    with receiver.consumer_context(wakeup=False) as (listening, _channel, _consumers):
+                        listens.set()
+                        while not ends.is_set():
+                            with suppress(TimeoutError):
+                                listening.drain_events(timeout=0.2)
             except Exception:  # the broker is away, and kombu raises what it likes
                 ends.wait(0.1)
 
