@@ -11,12 +11,13 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from dsh_tasks.config import load_config, read_config
-from dsh_tasks.errors import ConfigRefused
+from dsh_tasks.errors import ConfigRefused, McpServerFailed
 from dsh_tasks.settings import Settings
 from dsh_tasks.task import Outcome, Status
 from tests.fake_run import FakeRun, a_child, a_tool, play, run_child
@@ -25,6 +26,7 @@ from tests.unit.test_tool_process import is_alive, until
 from tests.waiting import wait_until
 from workers.engines.agent.engine import AgentEngine
 from workers.engines.agent.mcp_file import McpServer, load_servers
+from workers.engines.agent.mcp_servers import tools_of
 from workers.engines.base import StopReason
 
 TOOLS = ["add", "counted", "fails", "large", "leaves", "picture", "waits", "where"]
@@ -86,6 +88,26 @@ def test_results_become_text_within_the_cap_and_faults_go_back_to_the_model(ledg
     assert "Error executing tool fails" in fails[0]
     assert fails[1]
     assert misfit[1]
+
+
+def test_bytes_that_are_no_text_hold_no_call() -> None:
+    """Its reader used to end there: this call and all later ones ran to their timeout."""
+    raw = McpServer(
+        "raw", command=sys.executable, args=("-m", "tests.raw_mcp_server"), env={"PYTHONPATH": str(ROOT)}
+    )
+    _, run = run_child(an_engine(raw, mcp_call_timeout_ms=5_000), a_child("!call raw_noise\n!call raw_noise"))
+    assert [result(run, place) for place in range(2)] == [("after the noise", False)] * 2
+
+
+def test_the_number_of_tools_is_bounded_on_the_first_page_too() -> None:
+    page = SimpleNamespace(tools=[SimpleNamespace(name=f"t{n}") for n in range(1_001)], next_cursor=None)
+
+    class Client:
+        async def list_tools(self, *, cursor: str | None) -> SimpleNamespace:
+            return page
+
+    with pytest.raises(McpServerFailed, match="more than 1000 tools"):
+        asyncio.run(tools_of(Client(), McpServer("many", command="x")))
 
 
 def test_each_child_has_a_server_of_its_own_and_the_same_tools(ledger: Path) -> None:

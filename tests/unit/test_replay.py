@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 from collections.abc import Callable
 from dataclasses import replace
@@ -18,10 +19,13 @@ from dsh_tasks.errors import SessionRefused
 from dsh_tasks.session import Event, Header, Session
 from tests.factories import a_log
 from dsh_tasks.notice import Notice
+from dsh_tasks.submission import Policy, ToolFilter
 from dsh_tasks.task import Status
 from tests.fake_run import FakeHousehold, FakeRun, a_child, a_tool, next_attempt, play, run_child
 from workers.engines.agent.engine import AgentEngine
+from workers.engines.agent.judging import Judge
 from workers.engines.base import Child, ChildTool, Fenced, StopReason, ToolAnswer
+from workers.replay import playing
 from workers.replay.__main__ import main, replayed
 from workers.replay.comparing import Difference
 from workers.replay.playing import Replayed, ReplayModel
@@ -227,3 +231,65 @@ def test_a_request_that_is_not_streamed_gets_the_recorded_answer_and_is_looked_a
     assert answer is None
     assert found is not None
     assert found.type == "request"
+
+
+def waiting_for_a_child(reason: StopReason, attempt_2: bool = False) -> Session:
+    """A child that was stopped as it waited for its own child; perhaps the next attempt ended it."""
+    household = FakeHousehold(ends=asyncio.Event())
+
+    def start(_arguments: Any) -> str:
+        household.alive += ["subagent-" + "1" * 32]
+        return "started"
+
+    tools = [a_tool("start", start, idempotent=True)]
+    run = FakeRun(a_child("!call start {}\n!say the end"), tools, household=household)
+    run.on_activity = lambda words: run.stop(reason) if words.startswith("waits") else None
+    with contextlib.suppress(asyncio.CancelledError):
+        asyncio.run(play(AgentEngine(), run))
+    if not attempt_2:
+        return run.session
+    household.ends = None
+    child = next_attempt(run.child, run.own)
+    return run_child(AgentEngine(), child, tools, household=household)[1].session
+
+
+@pytest.mark.parametrize("reason", [StopReason.KILL, StopReason.HAND_BACK])
+def test_a_child_that_was_stopped_as_it_waited_for_its_children_comes_out_again(reason: StopReason) -> None:
+    assert_same(waiting_for_a_child(reason))
+
+
+def test_so_does_one_whose_next_attempt_waited_to_the_end() -> None:
+    assert_same(waiting_for_a_child(StopReason.HAND_BACK, attempt_2=True))
+
+
+def test_an_attempt_whose_worker_could_not_run_the_child_closes_its_turn_and_is_taken_as_it_is() -> None:
+    run = FakeRun(a_child("!call block {}"), [a_tool("block", lambda _: late_for_ever())])
+    run.on_activity = lambda words: run.stop(StopReason.HAND_BACK) if words == "tool:block" else None
+    with contextlib.suppress(asyncio.CancelledError):
+        asyncio.run(play(AgentEngine(), run))
+    child = replace(next_attempt(run.child, run.own), policy=Policy(tool_filter=ToolFilter(allow=("gone",))))
+    _, again_ = run_child(AgentEngine(), child)
+    assert again_.kinds() == ["dsh-tasks/attempt", "tool/result", "step/end", "turn/end"]
+    assert [turn.reason for turn in again_.session.turns()] == ["error"]
+    assert_same(again_.session)
+
+
+async def late_for_ever() -> str:
+    await asyncio.Event().wait()
+    return ""
+
+
+def test_a_value_that_took_long_to_judge_comes_out_as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whether it was too long is the recorded machine's word; and a check is no standstill."""
+    monkeypatch.setattr(playing, "STILL_S", 0.01)
+    schema = {"type": "string", "pattern": "^(a|a|aa)+$"}
+    slow, fits = json.dumps({"value": "a" * 40 + "!"}), json.dumps({"value": "aaa"})
+    prompt = f"!call structured_output {slow}\n!call structured_output {fits}"
+    _, run = run_child(AgentEngine(judge=Judge(3.0)), a_child(prompt, output_schema=schema))
+    assert "took longer" in run.row("tool/result", 0)["message"]["content"][0]["text"]
+    assert_same(run.session)
+
+
+def test_the_log_of_no_child_is_refused() -> None:
+    with pytest.raises(SessionRefused, match="the log of no child"):
+        Recorded.of(a_log(3))

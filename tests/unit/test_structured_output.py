@@ -14,8 +14,8 @@ import pytest
 from dsh_tasks.task import Cause, Outcome, Status
 from tests.fake_run import FakeRun, a_child, a_tool, next_attempt, play, run_child, without_settlement
 from tests.model_server import MODEL, ModelServer, Reply, Request
-from workers.engines.agent import judging
 from workers.engines.agent.engine import AgentEngine
+from workers.engines.agent.judging import Judge
 from workers.engines.agent.structured import INSTRUCTION, MAX_INVALID, REMINDER, Progress, StructuredOutput
 from workers.engines.base import StopReason
 
@@ -339,11 +339,8 @@ def test_the_tool_judges_decoded_arguments_too() -> None:
 ENDLESS = {"type": "string", "pattern": "^(a+)+$"}
 
 
-def test_a_check_that_does_not_end_stops_no_other_child_and_is_told(
-    model: ModelServer, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_check_that_does_not_end_stops_no_other_child_and_is_told(model: ModelServer) -> None:
     """Python's regular expressions hold the interpreter: on the loop the whole worker would stand still."""
-    monkeypatch.setattr(judging, "JUDGED_WITHIN_S", 3.0)
     model.answer = in_order(giving({"value": "a" * 40 + "!"}), giving({"value": "aaa"}))
     run = FakeRun(a_child("go", model=MODEL, output_schema=ENDLESS))
     pauses: list[float] = []
@@ -358,7 +355,7 @@ def test_a_check_that_does_not_end_stops_no_other_child_and_is_told(
 
         beating = asyncio.create_task(beat())
         try:
-            return await play(AgentEngine(), run)
+            return await play(AgentEngine(judge=Judge(3.0)), run)
         finally:
             beating.cancel()
 

@@ -209,6 +209,32 @@ def test_an_edit_that_does_not_fit_says_why_and_changes_nothing(tools: Tools, fo
 # -- list and search ---------------------------------------------------------------------------------
 
 
+def test_a_new_file_is_no_program_and_its_name_may_be_as_long_as_names_are(
+    tools: Tools, folder: Path
+) -> None:
+    name = "é" * 124
+    tools.said("write", path=name, content="x")
+    assert (folder / name).stat().st_mode & 0o111 == 0
+    assert "names a folder" in tools.refused("write", path="new/", content="x")
+    assert [path.name for path in folder.iterdir()] == [name]
+
+
+def test_an_edit_counts_places_that_overlap_and_tells_of_other_line_ends(tools: Tools, folder: Path) -> None:
+    (folder / "a").write_bytes(b"aaa")
+    (folder / "b").write_bytes(b"one\r\ntwo\r\n")
+    assert "stands at 2 places" in tools.refused("edit", path="a", old="aa", new="b")
+    assert "carriage return" in tools.refused("edit", path="b", old="one\ntwo", new="x")
+    assert (folder / "a").read_bytes() == b"aaa"
+
+
+def test_a_line_is_the_same_line_for_search_and_read(tools: Tools, folder: Path) -> None:
+    (folder / "a").write_bytes("one\x0ctwo\nthree\r\nfour \u2028x\nneedle".encode())
+    assert tools.said("search", pattern="needle$") == "a:4: needle"
+    assert tools.said("search", pattern="three$") == "a:2: three"
+    assert tools.said("read", path="a", offset=4) == "needle"
+    assert "has 4 lines, there is no line 5" in tools.refused("read", path="a", offset=5)
+
+
 def test_a_folder_is_listed_in_order_and_bounded(tools: Tools, folder: Path) -> None:
     assert tools.said("list") == "[the folder is empty]"
     (folder / "sub").mkdir()

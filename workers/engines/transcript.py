@@ -134,6 +134,12 @@ class Transcript:
             made.extend(self.next_step(made.rows))
         return made.rows
 
+    def border(self) -> list[Row]:
+        """The border alone: this attempt does nothing but close the turn."""
+        made = _Made(self.next_seq, self._now_ms())
+        self._border(made)
+        return made.rows
+
     def request(
         self,
         after: Sequence[Row],

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
+from typing import NoReturn
 
 from dsh_tasks.notice import NOTICE_KIND, Notice
 from dsh_tasks.task import Status
 from workers.engines.open_turn import Row
-from workers.engines.transcript import text_of
+from workers.engines.transcript import PARTIAL, text_of
 
 BEFORE_NEWS = ("assistant/message", "step/end", "step/start")
 """Rows in front of news that reopens a turn; the answer among them may stand already."""
@@ -31,9 +32,12 @@ class RecordedChildren:
 
     has_any = True
 
-    def __init__(self, following: Callable[[], Sequence[Row]]) -> None:
-        """`following` are the recorded rows that are still to be made."""
+    def __init__(
+        self, following: Callable[[], Sequence[Row]], stopped: Callable[[], Awaitable[NoReturn]]
+    ) -> None:
+        """`following` are the recorded rows that are still to be made; `stopped` ends the attempt."""
         self._following = following
+        self._stopped = stopped
         self._turn_ends = False
 
     async def notices(self) -> Sequence[Notice]:
@@ -52,12 +56,23 @@ class RecordedChildren:
         """Nobody waits for it."""
 
     async def living(self) -> Sequence[str]:
-        """What it waited for has ended. Who asks is at the end of a turn."""
+        """Who asks is at the end of a turn: some live where the attempt was stopped in its wait for them."""
         self._turn_ends = True
-        return ()
+        return ("a child",) if self._ends_in_the_wait() else ()
 
-    async def ended(self, task_ids: Sequence[str]) -> None:
-        """Likewise."""
+    def _ends_in_the_wait(self) -> bool:
+        rows = self._following()
+        # The answer is written before the wait.
+        left = rows[1:] if rows and rows[0]["type"] == "assistant/message" else rows
+        if not left:
+            return True
+        ends = [row["data"]["reason"] for row in left if row["type"] == "turn/end"]
+        is_next = all(row["type"] in ("step/end", "turn/end", PARTIAL) for row in left)
+        return is_next and bool(ends) and ends[-1]["kind"] != "completed"
+
+    async def ended(self, task_ids: Sequence[str]) -> None:  # noqa: ARG002 - Household's names
+        """Here the attempt was stopped, or lost."""
+        await self._stopped()
 
     async def kill(self, task_ids: Sequence[str]) -> None:
-        """Likewise."""
+        """Nobody is there."""

@@ -29,6 +29,7 @@ from dsh_tasks.surface import messages as surface
 from dsh_tasks.task import Outcome
 from workers.engines.agent.engine import AgentEngine
 from workers.engines.agent.history import history, with_system
+from workers.engines.agent.judging import TOOK_LONGER, Judge
 from workers.engines.agent.model import Models, ResolvedModel
 from workers.engines.agent.structured import TOOL_NAME
 from workers.engines.base import Child, ChildTool, Fenced, Permit, StopReason, ToolAnswer
@@ -38,6 +39,7 @@ from workers.replay.comparing import Difference, essence, parts
 from workers.replay.household import RecordedChildren
 from workers.replay.recorded import Recorded, repair_of
 
+JUDGED_AGAIN_WITHIN_S = 600.0
 STILL_S = 5.0
 """A run that makes no further row for so long makes none at all: nothing in it waits for anything outside."""
 SYSTEMS = {"openai-chat": "openai", "openai-responses": "openai", "deepseek-official": "deepseek"}
@@ -55,11 +57,15 @@ class RecordedFailure(Exception):
 
 async def play(recorded: Recorded, place: int) -> Difference | None:
     """Run attempt `place` (from 0) again; the first difference, or None."""
+    if recorded.was_refused(place):
+        # A worker that could not run the child at all: nothing of it is told by the log.
+        return None
     run = Replayed(recorded, place)
-    engine = AgentEngine(models=OneModel(run), structured_repair_turns=recorded.repair_turns)
+    judge = RecordedJudge(run)
+    engine = AgentEngine(models=OneModel(run), structured_repair_turns=recorded.repair_turns, judge=judge)
     run.task = asyncio.ensure_future(engine.run(run))
     made = -1
-    while not run.task.done() and made != run.place:
+    while not run.task.done() and (made != run.place or judge.under_way):
         made = run.place
         await asyncio.wait({run.task}, timeout=STILL_S)
     if not run.task.done():
@@ -98,7 +104,7 @@ class Replayed:
         self.tools: Sequence[ChildTool] = [
             self._tool(shown) for shown in self.recorded.tools if shown["name"] != TOOL_NAME
         ]
-        self.household = RecordedChildren(lambda: self.rows[self.place :])
+        self.household = RecordedChildren(lambda: self.rows[self.place :], self.stopped)
         is_last = self.attempt == len(self.recorded.attempts) - 1
         self.end: Mapping[str, Any] | None = None
         """Why the turn ended; None where this attempt did not end it."""
@@ -295,6 +301,22 @@ def system_of(recorded: Recorded) -> str:
             if provider := (state.get("response") or {}).get("provider"):
                 return str(provider)
     return SYSTEMS.get(recorded.route.provider, recorded.route.provider)
+
+
+class RecordedJudge(Judge):
+    """Judges as the engine does, but for time: what took too long then is taken as recorded."""
+
+    def __init__(self, run: Replayed) -> None:
+        super().__init__(JUDGED_AGAIN_WITHIN_S)
+        self._run = run
+
+    async def faults(self, schema: Mapping[str, Any], text: str) -> list[str]:
+        """See Judge."""
+        left = self._run.rows[self._run.place :]
+        result = next((row for row in left if row["type"] == "tool/result"), None)
+        said = "" if result is None else text_of(result["data"]["message"]["content"])
+        too_long = next((line for line in said.split("\n") if TOOK_LONGER in line), None)
+        return await super().faults(schema, text) if too_long is None else [too_long]
 
 
 class OneModel(Models):

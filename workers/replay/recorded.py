@@ -40,6 +40,8 @@ class Recorded:
         if found.header is None or found.prompt is None:
             what = "nothing to replay: no model was asked in this log"
             raise SessionRefused(what)
+        if not any(row["type"] == "subagent/descriptor" for row in rows):
+            raise SessionRefused("nothing to replay: this is the log of no child")
         return found
 
     @property
@@ -62,6 +64,18 @@ class Recorded:
         """Which model answered."""
         assert self.header is not None
         return RouteName(self.header["config"]["provider"], self.header["config"]["model"])
+
+    def was_refused(self, place: int) -> bool:
+        """Whether a further attempt only closed the turn: its worker could not run the child."""
+        rows = self.attempts[place]
+        closing = (ATTEMPT_BORDER, "tool/result", "step/end", "turn/end")
+        ends = [row["data"]["reason"]["kind"] for row in rows if row["type"] == "turn/end"]
+        return (
+            place > 0
+            and ends == ["error"]
+            and all(row["type"] in closing for row in rows)
+            and all(repair_of(row) for row in rows if row["type"] == "tool/result")
+        )
 
     @property
     def repair_turns(self) -> int:

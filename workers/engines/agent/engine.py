@@ -66,6 +66,7 @@ class AgentEngine:
         workspace: WorkspaceConfig | None = None,
         mcp_servers: Sequence[McpServer] = (),
         mcp_call_timeout_ms: int = 300_000,
+        judge: Judge | None = None,
     ) -> None:
         paths = [tool for tool in tools if isinstance(tool, str)]
         own = [*load_tools(paths), *(python_tool(tool) for tool in tools if not isinstance(tool, str))]
@@ -77,7 +78,7 @@ class AgentEngine:
         self._histories = Histories()
         self._at_end = children_at_end
         self._repair_turns = structured_repair_turns
-        self._judge = Judge()
+        self._judge = judge or Judge()
 
     async def run(self, run: Run) -> Outcome:
         """See Engine."""
@@ -196,7 +197,7 @@ def refused(run: Run, error: DshTasksError) -> Outcome:
     """The outcome of a child whose options cannot be honoured here: no model was asked."""
     child = run.child
     transcript = Transcript(child, Inherited.of(child.seed).after(child.log), run.now_ms)
-    rows = transcript.opening()
+    rows = transcript.border() if OpenTurn.of(transcript.rows) else transcript.opening()
     rows += transcript.end("error", rows, error={"message": error.message, "code": error.code})
     return Outcome(Status.FAILED, Cause.ERROR, error.message, rows=tuple(rows))
 

@@ -19,6 +19,7 @@ from workers.engines.agent.tool_pool import ToolPool
 JUDGED_HERE_BYTES = 8 * 1024
 """A value of more is judged beside the loop."""
 JUDGED_WITHIN_S = 20.0
+TOOK_LONGER = "the check of this value took longer"
 HELPERS = 4
 """Values that are judged beside the loop at once; others wait."""
 
@@ -26,21 +27,26 @@ HELPERS = 4
 class Judge:
     """Judges the values of one engine's children."""
 
-    def __init__(self) -> None:
+    def __init__(self, within_s: float = JUDGED_WITHIN_S) -> None:
+        self._within_s = within_s
         self._pool = ToolPool(calls=HELPERS, kept=1)
         self._turns = asyncio.Semaphore(HELPERS)
+        self.under_way = 0
+        """Values that are judged beside the loop, or wait for their turn."""
 
     async def faults(self, schema: Mapping[str, Any], text: str) -> list[str]:
         """What is wrong with the value that `text` holds, a line each; empty where it fits."""
         if len(text) <= JUDGED_HERE_BYTES and not may_take_long(schema):
             return faults_of(schema, text)
+        self.under_way += 1
         try:
             # The time of a check does not begin before its turn has come.
-            async with self._turns, asyncio.timeout(JUDGED_WITHIN_S):
+            async with self._turns, asyncio.timeout(self._within_s):
                 answer = await self._pool.call(f"{__name__}:faults_as_json", (schema, text), {}, key="schema")
         except TimeoutError:
-            within = f"{JUDGED_WITHIN_S:g} s"
-            return [f"$: the check of this value took longer than {within}; give a simpler one"]
+            return [f"$: {TOOK_LONGER} than {self._within_s:g} s; give a simpler one"]
+        finally:
+            self.under_way -= 1
         if answer.is_error:
             return ["$: this value could not be checked; give a simpler one"]
         return [str(fault) for fault in json.loads(answer.text)]

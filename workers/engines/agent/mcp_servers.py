@@ -197,6 +197,8 @@ async def opened(server: McpServer, folder: str | None) -> AsyncIterator[Any]:
                 args=["-P", str(Path(tool_process.__file__)), server.command, *server.args],
                 env=dict(server.env),
                 cwd=folder,
+                # Bytes that are no text must not end the reading of what follows them.
+                encoding_error_handler="replace",
             )
             transport = stdio_client(guarded, errlog=nowhere)
         yield await stack.enter_async_context(Client(transport))
@@ -213,11 +215,11 @@ async def tools_of(client: Any, server: McpServer) -> tuple[Any, ...]:
             if tool.name in tools or not _TOOL_NAME.fullmatch(full):
                 raise McpServerFailed(server.name, f"the name {full[:80]!r} of a tool cannot be used")
             tools[tool.name] = tool
+        if len(tools) > TOOLS_MOST:
+            raise McpServerFailed(server.name, f"it has more than {TOOLS_MOST} tools")
         cursor = page.next_cursor
         if cursor is None:
             return tuple(tools[name] for name in sorted(tools))
-        if len(tools) > TOOLS_MOST:
-            raise McpServerFailed(server.name, f"it has more than {TOOLS_MOST} tools")
 
 
 def answer_of(result: Any) -> ToolAnswer:

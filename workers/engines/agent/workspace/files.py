@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import secrets
 import stat
 from typing import BinaryIO
@@ -51,16 +52,18 @@ def read(root: str, path: str, offset: int, limit: int, limit_bytes: int) -> str
 
 
 def _skip(file: BinaryIO, lines: int) -> int:
-    """Pass over so many lines; how many there were."""
+    """Pass over so many lines; how many there were, a last one without its end among them."""
     passed = done = 0
+    is_ended = True
     while passed < lines:
         piece = file.readline(1 << 16)
         done += len(piece)
         if done > SKIP_BYTES:
             raise ToolFault(f"that line lies beyond the first {SKIP_BYTES} bytes; use search or shell")
         if not piece:
-            break
-        passed += piece.endswith(b"\n")
+            return passed + (not is_ended)
+        is_ended = piece.endswith(b"\n")
+        passed += is_ended
     return passed
 
 
@@ -93,6 +96,8 @@ def _line(file: BinaryIO) -> str:
 def write(root: str, path: str, content: str, file_bytes: int) -> str:
     """Write a file whole; what stood there before is replaced in one step."""
     data = _encoded(content, file_bytes)
+    if path.endswith("/"):
+        raise ToolFault(f"{shown(path)} names a folder; name the file in it")
     with folder_of(root, path, make=True) as (at, name):
         _replace(at, name, path, data)
     return f"wrote {len(data)} bytes to {shown(path)}"
@@ -106,7 +111,7 @@ def edit(root: str, path: str, old: str, new: str, file_bytes: int) -> str:
         raise ToolFault("old and new are the same")
     with folder_of(root, path) as (at, name):
         text = _text_of(at, name, path, file_bytes)
-        count = text.count(old)
+        count = len(re.findall(f"(?={re.escape(old)})", text))
         if count != 1:
             raise ToolFault(_misfit(text, old, count, path))
         _replace(at, name, path, _encoded(text.replace(old, new), file_bytes))
@@ -131,13 +136,15 @@ def _misfit(text: str, old: str, count: int, path: str) -> str:
         for _ in range(min(count, PLACES_NAMED)):
             start = text.index(old, start)
             places.append(str(_line_number(text, start)))
-            start += len(old)
+            start += 1
         more = ", .." if count > PLACES_NAMED else ""
         return (
             f"old stands at {count} places of {shown(path)} (lines {', '.join(places)}{more}); "
             "give more of the text around the one that you mean"
         )
-    there, wanted = text.splitlines(), old.splitlines()
+    if old.replace("\r\n", "\n").replace("\n", "\r\n") in text:
+        return f"old does not stand in {shown(path)}: there, lines end with carriage return and newline"
+    there, wanted = text.split("\n"), old.split("\n")
     # The first line of `old` may begin in the middle of a line of the file.
     first = next((place for place, line in enumerate(there) if line.endswith(wanted[0])), None)
     if first is None or not wanted[0].strip():
@@ -169,8 +176,10 @@ def _replace(at: int, name: str, path: str, data: bytes) -> None:
     """Put `data` in the file's place: a reader, and a kill, see the old or the new."""
     with faults_of(path):
         mode = _mode_of(at, name, path)
-        part = f".{name[:200]}.{secrets.token_hex(4)}.part"
-        fd = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=at)
+        # Short, whatever the name: a long one has no room for more.
+        part = f".{secrets.token_hex(8)}.part"
+        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+        fd = os.open(part, flags, 0o666, dir_fd=at)
         try:
             with os.fdopen(fd, "wb") as file:
                 if mode is not None:

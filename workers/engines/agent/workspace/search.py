@@ -64,7 +64,9 @@ class Found:
     def lines(self, wanted: re.Pattern[str]) -> Iterator[str]:
         """Each line that fits, with its place."""
         for name, text in self._texts():
-            for number, line in enumerate(text.splitlines(), 1):
+            # Lines as read counts them: a form feed ends none.
+            lines = text.removesuffix("\n").split("\n") if text else []
+            for number, line in enumerate((line.removesuffix("\r") for line in lines), 1):
                 if wanted.search(line):
                     yield f"{name}:{number}: {line[:LINE_CHARACTERS]}"
 
