@@ -96,6 +96,7 @@ class Started:
     process: subprocess.Popen[str]
     errors: Path
     lines: list[str] = field(default_factory=list)
+    _reader: threading.Thread = field(default_factory=threading.Thread)
 
     @classmethod
     def start(cls, arguments: tuple[str, ...], env: dict[str, str], folder: Path) -> Started:
@@ -112,7 +113,8 @@ class Started:
                 cwd=ROOT,
             )
         started = cls(process, errors)
-        threading.Thread(target=started._read, daemon=True).start()
+        started._reader = threading.Thread(target=started._read, daemon=True)
+        started._reader.start()
         return started
 
     def _read(self) -> None:
@@ -129,16 +131,44 @@ class Started:
         """Wait until stdout or stderr holds the words; fails at once where the command has ended."""
 
         def there() -> bool:
+            has_ended = self._has_ended()
             found = words in "\n".join(self.lines) or words in self.said
-            assert found or self.process.poll() is None, f"it ended: {self.lines} {self.said[-2000:]}"
+            assert found or not has_ended, f"it ended: {self.lines} {self.said[-2000:]}"
             return found
 
         wait_until(there, f"{words!r} was said", within_s=within_s)
 
+    def _has_ended(self) -> bool:
+        """What it printed before its end has been read where this is true."""
+        if self.process.poll() is None:
+            return False
+        self._reader.join(5)
+        return True
+
+    def document(self, *, within_s: float = 60) -> Any:
+        """The one JSON document on stdout, once all of its lines have come."""
+
+        def whole() -> tuple[Any] | None:
+            has_ended = self._has_ended()
+            with suppress(ValueError):
+                return (json.loads("\n".join(self.lines)),)
+            assert not has_ended, f"it ended: {self.lines} {self.said[-2000:]}"
+            return None
+
+        found = wait_until(whole, "stdout holds a whole document", within_s=within_s)
+        assert found is not None
+        return found[0]
+
+    def wait(self, within_s: float = 30) -> int:
+        """The exit code; all of stdout has been read then."""
+        code = self.process.wait(within_s)
+        self._reader.join(within_s)
+        return code
+
     def end(self, number: int = signal.SIGTERM, *, within_s: float = 30) -> int:
         """Signal the command itself, as a service manager does, and wait."""
         self.process.send_signal(number)
-        return self.process.wait(within_s)
+        return self.wait(within_s)
 
     def kill(self) -> None:
         with suppress(ProcessLookupError):

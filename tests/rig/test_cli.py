@@ -290,8 +290,8 @@ def test_log_shows_the_childs_own_rows_and_writes_a_file_that_reads_back(
 def test_log_follows_a_child_to_its_end(working: Cli, owner: str, tmp_path: Path) -> None:
     task_id = started(working, SHORT, owner=owner)
     with working.running("log", task_id, "--follow", "--json", folder=tmp_path) as following:
-        assert following.process.wait(30) == 0
-        wait_until(lambda: following.lines and '"turn/end"' in following.lines[-1], "the last row came")
+        assert following.wait() == 0
+        assert '"turn/end"' in following.lines[-1]
         rows = [json.loads(line) for line in following.lines]
     assert [row["seq"] for row in rows] == list(range(len(rows)))
 
@@ -469,7 +469,7 @@ def test_up_that_is_killed_takes_server_and_workers_with_it(up: Cli, tmp_path: P
         running.await_words("ready:")
         below = descendants(running.process.pid)
         running.process.kill()
-        running.process.wait()
+        running.wait()
         wait_until(lambda: not alive(below), "server and worker have ended")
     assert up("list").returncode == 5
 
@@ -486,8 +486,7 @@ def test_a_second_up_is_refused_with_the_first_ones_pid(up: Cli, tmp_path: Path)
 
 def test_up_with_a_server_given_starts_only_workers(cli: Cli, tmp_path: Path) -> None:
     with cli.running("up", "--concurrency", "4", "--json", folder=tmp_path) as running:
-        running.await_words('"dir"')
-        assert list(json.loads("\n".join(running.lines))["processes"]) == ["worker 1"]
+        assert list(running.document()["processes"]) == ["worker 1"]
         task_id = started(cli, "hello")
         assert cli("output", task_id, "--wait").returncode == 0
         assert running.end() == 0

@@ -129,7 +129,7 @@ def test_it_leaves_no_process_and_no_file(cli: Cli, tmp_path: Path) -> None:
         demo.await_words("tree after")
         below = descendants(demo.process.pid)
         assert len(below) >= 2
-        assert demo.process.wait(40) == 0
+        assert demo.wait(40) == 0
     assert alive(below) == set()
     assert list((tmp_path / "tmp").iterdir()) == []
     assert not (tmp_path / "state").exists()
@@ -152,7 +152,7 @@ def test_killed_it_takes_server_and_worker_with_it(cli: Cli, tmp_path: Path) -> 
         demo.await_words("-> subagent")
         below = descendants(demo.process.pid)
         demo.process.kill()
-        demo.process.wait()
+        demo.wait()
         wait_until(lambda: not alive(below), "server and worker have ended")
 
 

@@ -144,10 +144,7 @@ def test_a_the_worker_process_alone_dies_and_its_supervisor_starts_the_next(
     """(a), under `dsh-tasks up`."""
     env = bare_environment(tmp_path / "state") | environment(settings, **model.environment)
     with Cli(env).running("up", "--concurrency", "1", "--loglevel", "INFO", "--json", folder=tmp_path) as up:
-        up.await_words('"processes"')
-        import json
-
-        state = json.loads("\n".join(up.lines))
+        state = up.document()
         (worker_pid,), log = state["processes"].values(), Path(state["dir"]) / "worker-1.log"
         client = make_client(settings, owner="parent")
         run = client.start("spawn", prompt="P1")
