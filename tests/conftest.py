@@ -15,6 +15,7 @@ from dsh_tasks.client import Client
 from dsh_tasks.provider import Registry
 from dsh_tasks.settings import Settings
 from dsh_tasks.store import embedded
+from tests.fork_server import ForkServer
 from tests.model_server import ModelServer
 from tests.rig_tools import Place, Rig
 
@@ -80,13 +81,20 @@ def settings(make_settings: Callable[..., Settings]) -> Settings:
     return make_settings()
 
 
+@pytest.fixture(scope="session")
+def fork_server() -> Iterator[ForkServer]:
+    running = ForkServer()
+    yield running
+    running.close()
+
+
 @pytest.fixture
-def make_rig(tmp_path: Path) -> Iterator[Callable[[Settings], Rig]]:
+def make_rig(tmp_path: Path, fork_server: ForkServer) -> Iterator[Callable[[Settings], Rig]]:
     """Rigs; at the end of each test everything on their servers must fit together."""
     rigs: list[Rig] = []
 
     def make(settings: Settings) -> Rig:
-        rig = Rig(settings, tmp_path)
+        rig = Rig(settings, tmp_path, fork_server)
         rigs.append(rig)
         return rig
 

@@ -8,7 +8,7 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -20,6 +20,7 @@ from dsh_tasks.config import load_config
 from dsh_tasks.errors import StoreUnavailable
 from dsh_tasks.settings import Settings
 from dsh_tasks.tools import Call, ToolResult, mount
+from tests.fork_server import Forked, ForkServer
 from tests.model_server import ModelServer
 from tests.waiting import wait_until
 
@@ -47,7 +48,7 @@ def environment(settings: Settings, **more: str) -> dict[str, str]:
 class Worker:
     """One worker process in a process group of its own."""
 
-    process: subprocess.Popen[bytes]
+    process: Forked | subprocess.Popen[bytes]
     log: Path
 
     @property
@@ -76,6 +77,22 @@ class Worker:
             return " ready." in self.lines
 
         wait_until(ready, "the worker is ready", within_s=60)
+
+
+def interpreter(
+    module: str, arguments: Sequence[str], *, env: Mapping[str, str], cwd: Path, streams: tuple[int, int, int]
+) -> subprocess.Popen[bytes]:
+    """`ForkServer.run` by an interpreter of its own."""
+    stdin, stdout, stderr = streams
+    return subprocess.Popen(
+        [sys.executable, "-m", module, *arguments],
+        env=env,
+        cwd=cwd,
+        stdin=stdin,
+        stdout=stdout,
+        stderr=stderr,
+        start_new_session=True,
+    )
 
 
 class Kept:
@@ -128,10 +145,11 @@ class Place:
 
 @dataclass
 class Rig:
-    """Starts workers; ends what is left of them."""
+    """Starts workers; ends what is left of them. Without a fork server each is an interpreter of its own."""
 
     settings: Settings
     folder: Path
+    fork_server: ForkServer | None = None
     workers: list[Worker] = field(default_factory=list)
     kept: list[Kept] = field(default_factory=list)
 
@@ -145,25 +163,12 @@ class Rig:
         """The same without the wait."""
         number = len(self.workers)
         log = self.folder / f"worker-{number}.log"
-        with log.open("wb") as out:
-            process = subprocess.Popen(
-                [
-                    sys.executable,
-                    "-m",
-                    module,
-                    "--concurrency",
-                    str(concurrency),
-                    "--loglevel",
-                    "INFO",
-                    "--name",
-                    f"w{number}",
-                ],
-                env=environment(self.settings, **env),
-                stdin=subprocess.DEVNULL,
-                stdout=out,
-                stderr=out,
-                start_new_session=True,
-            )
+        arguments = ["--concurrency", str(concurrency), "--loglevel", "INFO", "--name", f"w{number}"]
+        env = environment(self.settings, **env)
+        with log.open("wb") as out, open(os.devnull, "rb") as nothing:
+            streams = (nothing.fileno(), out.fileno(), out.fileno())
+            run = self.fork_server.run if self.fork_server else interpreter
+            process = run(module, arguments, env=env, cwd=Path.cwd(), streams=streams)
         worker = Worker(process, log)
         self.workers.append(worker)
         return worker
