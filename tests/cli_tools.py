@@ -19,6 +19,7 @@ import pytest
 
 from dsh_tasks.cli import app, border
 from dsh_tasks.settings import Settings
+from tests.fork_server import ForkServer
 from tests.rig_tools import ROOT, environment
 from tests.waiting import wait_until
 
@@ -34,13 +35,18 @@ def bare_environment(state: Path, **more: str) -> dict[str, str]:
 
 @dataclass(frozen=True)
 class Cli:
-    """Runs commands under one environment."""
+    """Runs commands under one environment; by an interpreter of their own where there is no fork server."""
 
     env: dict[str, str]
+    fork_server: ForkServer | None = None
 
     def __call__(
         self, *arguments: str, stdin: str = "", within_s: float = 60
     ) -> subprocess.CompletedProcess[str]:
+        if self.fork_server is not None:
+            return self.fork_server.completed(
+                "dsh_tasks", arguments, env=self.env, stdin=stdin, cwd=ROOT, within_s=within_s
+            )
         return subprocess.run(
             [*COMMAND, *arguments],
             env=self.env,
@@ -71,8 +77,8 @@ class Cli:
 class InsideCli(Cli):
     """The same in this process, for what needs no process: many times faster."""
 
-    monkeypatch: pytest.MonkeyPatch
-    capsys: pytest.CaptureFixture[str]
+    monkeypatch: pytest.MonkeyPatch = field(kw_only=True)
+    capsys: pytest.CaptureFixture[str] = field(kw_only=True)
 
     def __call__(
         self, *arguments: str, stdin: str = "", within_s: float = 60

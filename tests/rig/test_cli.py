@@ -20,6 +20,7 @@ from dsh_tasks.settings import Settings
 from dsh_tasks.store import embedded
 from dsh_tasks.store.locate import Running
 from tests.cli_tools import COMMAND, Cli, alive, bare_environment, command_of, descendants
+from tests.fork_server import ForkServer
 from tests.rig_tools import Rig, environment
 from tests.waiting import wait_until
 
@@ -33,19 +34,23 @@ DELEGATE = '!delegate subagent {"description": "below", "prompt": "hello"}'
 
 
 @pytest.fixture
-def cli(settings: Settings, tmp_path: Path) -> Cli:
-    return Cli(environment(settings, DSH_TASKS_STATE_DIR=str(tmp_path / "state")))
+def cli(settings: Settings, tmp_path: Path, fork_server: ForkServer) -> Cli:
+    return Cli(environment(settings, DSH_TASKS_STATE_DIR=str(tmp_path / "state")), fork_server)
 
 
 @pytest.fixture(scope="module")
-def working(server: embedded.Server, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cli]:
+def working(
+    server: embedded.Server, tmp_path_factory: pytest.TempPathFactory, fork_server: ForkServer
+) -> Iterator[Cli]:
     """With a worker, which the tests of this module share: each has an owner of its own."""
     name = secrets.token_hex(4)
     shared = Rig(
-        Settings(redis_url=server.url, prefix=f"t{name}:", queue=f"q{name}"), tmp_path_factory.mktemp("rig")
+        Settings(redis_url=server.url, prefix=f"t{name}:", queue=f"q{name}"),
+        tmp_path_factory.mktemp("rig"),
+        fork_server,
     )
     shared.worker()
-    yield Cli(environment(shared.settings, DSH_TASKS_STATE_DIR=str(shared.folder)))
+    yield Cli(environment(shared.settings, DSH_TASKS_STATE_DIR=str(shared.folder)), fork_server)
     shared.close()
     shared.audit()
 
@@ -404,8 +409,8 @@ def test_server_runs_in_the_foreground_and_ends_on_sigterm(tmp_path: Path) -> No
 
 
 @pytest.fixture
-def up(tmp_path: Path) -> Cli:
-    return Cli(bare_environment(tmp_path / "state"))
+def up(tmp_path: Path, fork_server: ForkServer) -> Cli:
+    return Cli(bare_environment(tmp_path / "state"), fork_server)
 
 
 def server_of(cli: Cli) -> Running:

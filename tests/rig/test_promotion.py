@@ -14,6 +14,7 @@ from dsh_tasks.errors import Promoted
 from dsh_tasks.settings import Settings
 from dsh_tasks.task import Status
 from tests.cli_tools import Cli
+from tests.fork_server import ForkServer
 from tests.rig_tools import Rig, environment
 from tests.waiting import wait_until
 
@@ -21,8 +22,8 @@ pytestmark = pytest.mark.rig
 
 
 @pytest.fixture
-def cli(settings: Settings, tmp_path: Path) -> Cli:
-    return Cli(environment(settings, DSH_TASKS_STATE_DIR=str(tmp_path / "state")))
+def cli(settings: Settings, tmp_path: Path, fork_server: ForkServer) -> Cli:
+    return Cli(environment(settings, DSH_TASKS_STATE_DIR=str(tmp_path / "state")), fork_server)
 
 
 def test_the_command_lets_a_call_of_another_process_go(

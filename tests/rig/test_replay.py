@@ -21,7 +21,7 @@ pytestmark = pytest.mark.rig
 
 @pytest.fixture
 def cli(rig: Rig, tmp_path: Path) -> Cli:
-    return Cli(environment(rig.settings, DSH_TASKS_STATE_DIR=str(tmp_path / "state")))
+    return Cli(environment(rig.settings, DSH_TASKS_STATE_DIR=str(tmp_path / "state")), rig.fork_server)
 
 
 def assert_same(cli: Cli, task_id: str) -> None:

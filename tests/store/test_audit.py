@@ -111,6 +111,10 @@ class World:
         loose = seed.cut(a_log(4))
         await seed_store.upload(store.link, k, loose, {""}, seed_store.Held(), expiry_ms=60_000)
         await self.do("SADD", f"{k.prefix}celery:_kombu.binding.x", "y")
+        # A world that stands still for as long as the test looks at it.
+        for key in await self.keys():
+            if await self.do("PTTL", key) > 0:
+                await self.do("PEXPIRE", key, 600_000)
         return self
 
     async def keys(self) -> list[str]:

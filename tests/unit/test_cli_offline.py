@@ -40,7 +40,7 @@ def make_cli(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> Callable[..., InsideCli]:
     def make(**env: str) -> InsideCli:
-        return InsideCli(bare_environment(tmp_path / "state", **env), monkeypatch, capsys)
+        return InsideCli(bare_environment(tmp_path / "state", **env), monkeypatch=monkeypatch, capsys=capsys)
 
     return make
 

@@ -42,6 +42,8 @@ from workers.replay.recorded import Recorded, repair_of
 JUDGED_AGAIN_WITHIN_S = 600.0
 STILL_S = 5.0
 """A run that makes no further row for so long makes none at all: nothing in it waits for anything outside."""
+STILL_PASSES = 1_000
+"""Turns of the event loop that it must have had as well: on a busy machine time alone says nothing."""
 SYSTEMS = {"openai-chat": "openai", "openai-responses": "openai", "deepseek-official": "deepseek"}
 """Routes whose provider calls itself otherwise in its answers."""
 FINISHES: Mapping[str, FinishReason | None] = {
@@ -68,6 +70,8 @@ async def play(recorded: Recorded, place: int) -> Difference | None:
     while not run.task.done() and (made != run.place or judge.under_way):
         made = run.place
         await asyncio.wait({run.task}, timeout=STILL_S)
+        for _ in range(STILL_PASSES):
+            await asyncio.sleep(0)
     if not run.task.done():
         run.stop(StopReason.FENCED)
         await asyncio.wait({run.task}, timeout=STILL_S)
