@@ -180,7 +180,9 @@ def test_children_survive_three_bounces_and_show_none_of_their_content(
         worker = make_rig(settings).worker(concurrency=8, **model.environment)
         warm_up(client, census)
         # Flower asks the workers as it starts: an answer's binding stands only as long as somebody waits for it.
-        wait_until(lambda: not any(key.endswith("reply.celery.pidbox") for key in census.all()), "all is still")
+        wait_until(
+            lambda: not any(key.endswith("reply.celery.pidbox") for key in census.all()), "all is still"
+        )
         before = census.lasting()
         for path in ("/api/tasks", "/tasks", "/workers", "/api/workers"):
             assert flower.get(path, login=None) == 401, path
