@@ -17,6 +17,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from pydantic.alias_generators import to_camel
 
+from dsh_tasks.dollars import micro_of
 from dsh_tasks.errors import ConfigRefused, OptionRefused, SchemaRefused
 from dsh_tasks.provider import Kind, Provider, Registry, fork, fork_lite, lacks, of_kind, spawn
 from dsh_tasks.settings import Settings
@@ -85,6 +86,8 @@ class SubagentToolConfig(_Row):
     """Bends the contract: what a child says is shown in a fence that names it as the child's words."""
     working_folder: str | None = None
     """Absolute path on the workers where each child works; left out, its parent's."""
+    cost_budget: float | str | None = None
+    """US dollars that each child's own model calls may cost; a text keeps all its places."""
     promote_foreground_after_ms: Annotated[int, Field(ge=1)] | None = None
     """Bends the contract: a foreground call whose child has not ended by then lets it go on in background."""
 
@@ -103,7 +106,25 @@ class SubagentToolConfig(_Row):
             max_depth=self.max_depth,
             fenced_output=self.fenced_output or None,
             working_folder=self.working_folder,
+            cost_budget_microusd=(
+                None if self.cost_budget is None else micro_of("costBudget", self.cost_budget)
+            ),
         )
+
+
+class PriceRow(_Row):
+    """One `[[agent.prices]]`: what a model costs, in US dollars for a million tokens."""
+
+    model: Annotated[str, Field(min_length=1)]
+    """In pydantic-ai's words: `provider:model`."""
+    input: Annotated[float, Field(ge=0, le=1_000_000, allow_inf_nan=False)]
+    """Of the request."""
+    output: Annotated[float, Field(ge=0, le=1_000_000, allow_inf_nan=False)]
+    """Of the answer, reasoning included."""
+    cache_read: Annotated[float, Field(ge=0, le=1_000_000, allow_inf_nan=False)] | None = None
+    """Of what the provider's cache gave; left out, as `input`."""
+    cache_write: Annotated[float, Field(ge=0, le=1_000_000, allow_inf_nan=False)] | None = None
+    """Of what it took; left out, as `input`."""
 
 
 class AgentConfig(_Row):
@@ -124,6 +145,8 @@ class AgentConfig(_Row):
     """Path of an `mcpServers` file on the workers, relative to this one; tools are `<server>_<tool>`."""
     mcp_call_timeout_ms: Annotated[int, Field(ge=100, le=3_600_000)] = 300_000
     """Longest call of a tool of an MCP server."""
+    prices: Annotated[tuple[PriceRow, ...], Field(strict=False)] = ()
+    """Prices of models, before those that genai-prices knows."""
     workspace: WorkspaceOption = None
     """The tools over a working folder; `true`, or a table of bounds."""
 
@@ -169,6 +192,9 @@ class Config:
         for path in self.agent.tools:
             if not _TOOL_PATH.fullmatch(path):
                 raise ConfigRefused("agent.tools", f"{path!r} is not of the form 'module:callable'")
+        priced = [row.model for row in self.agent.prices]
+        if len(set(priced)) < len(priced):
+            raise ConfigRefused("agent.prices", f"{_repeated(priced)!r} has two prices")
         own = self.agent.own_names
         _check_names([*(tool.tool_name for tool in self.tools), *own])
         for tool in self.tools:
@@ -290,6 +316,7 @@ def _check_policy(tool: SubagentToolConfig) -> None:
             max_depth=tool.max_depth,
             fenced_output=tool.fenced_output,
             working_folder=tool.working_folder,
+            cost_budget=tool.cost_budget,
         )
     except SchemaRefused as error:
         raise ConfigRefused(f"{tool.tool_name}.outputSchema", error.message) from None

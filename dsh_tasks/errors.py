@@ -139,12 +139,15 @@ class ConfigRefused(InputRefused):
 
 
 class LimitReached(DshTasksError):
-    """A bound refused the call: names the limit, its value, and the way out."""
+    """A bound refused the call: names the limit, its value, and the way out.
+
+    `value` and `cap` are whole numbers; sums of money are US dollars as text.
+    """
 
     code = "limit_reached"
     exit_code = 4
 
-    def __init__(self, limit: str, *, value: int, cap: int, way_out: str) -> None:
+    def __init__(self, limit: str, *, value: int | str, cap: int | str, way_out: str) -> None:
         super().__init__(
             f"limit {limit} reached: {value} of {cap}; {way_out}",
             limit=limit,

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from decimal import Decimal
 from typing import Literal
 
 from pydantic import Field, SecretStr, ValidationError, ValidationInfo, field_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
-from dsh_tasks import signing
+from dsh_tasks import dollars, signing
 from dsh_tasks.errors import ConfigRefused
 
 
@@ -63,6 +64,8 @@ class Settings(BaseSettings):
     """Longest life of a task from acceptance, waiting included; 0 is none. A start may name a shorter one."""
     tree_token_budget: int = Field(0, ge=0)
     """Input and output tokens that a whole tree may take; 0 is none. A call reserves before it is made."""
+    tree_cost_budget: Decimal = Field(Decimal(0), ge=0, le=dollars.MOST, decimal_places=dollars.MICRO)
+    """US dollars that the model calls of a whole tree may cost; 0 is none. Looked at before each call."""
     reserved_output_tokens: int = Field(8_192, ge=1)
     """Output tokens that a call reserves of the budget where its child names no `maxTokens`."""
     retention_ms: int = Field(7 * 24 * 3_600_000, ge=0)
@@ -152,6 +155,11 @@ class Settings(BaseSettings):
             msg = "DSH_TASKS_WEBHOOK_URL and DSH_TASKS_WEBHOOK_SECRET go together"
             raise ValueError(msg)
         return secret
+
+    @property
+    def tree_cost_budget_microusd(self) -> int:
+        """`tree_cost_budget` in 10^-6 US dollars."""
+        return int(self.tree_cost_budget.scaleb(dollars.MICRO))
 
     @property
     def effective_broker_url(self) -> str | None:

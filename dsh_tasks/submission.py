@@ -11,6 +11,7 @@ from typing import Annotated, Any, Literal, Self, TypeVar
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 from pydantic_core import PydanticSerializationError
 
+from dsh_tasks.dollars import Dollars, micro_of
 from dsh_tasks.errors import LimitReached, OptionRefused
 from dsh_tasks.schema import check_schema
 from dsh_tasks.session import ParentLog
@@ -113,6 +114,8 @@ class Policy(_Value):
     """The filters of all above the child, where the operator made them a ceiling; its own narrows them."""
     parent_route: Route | None = None
     """The route of the parent's log; used where nothing else names a model."""
+    cost_budget_microusd: Annotated[int, Field(gt=0)] | None = None
+    """What the child's own model calls may cost, in 10^-6 US dollars; None is no bound of its own."""
 
     def admits(self, name: str) -> bool:
         """Whether the child has a tool of this name: by its own filter, and by each above it."""
@@ -155,6 +158,7 @@ def resolve_policy(
     max_depth: MaxDepth,
     fenced_output: bool = False,
     working_folder: str | None = None,
+    cost_budget: Dollars | None = None,
 ) -> Policy:
     """The policy of one start, checked. What was left out stays out. Raises OptionRefused, SchemaRefused."""
     if isinstance(max_depth, bool) or (isinstance(max_depth, int) and max_depth < 0):
@@ -172,6 +176,7 @@ def resolve_policy(
         "max_depth": max_depth,
         "fenced_output": fenced_output or None,
         "working_folder": checked_folder(working_folder),
+        "cost_budget_microusd": None if cost_budget is None else micro_of("cost_budget", cost_budget),
         "parent_route": Route(provider=route[0], model=route[1]) if route else None,
     }
     if agent_options is not None:

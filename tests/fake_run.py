@@ -149,12 +149,13 @@ class FakeRun:
 
     household: FakeHousehold | None = None
     has_budget = False
+    has_cost_budget = False
     output_reserve = 0
 
-    async def reserve(self, tokens: int) -> None:
+    async def reserve(self, tokens: int, cost_nanousd: int) -> None:
         """A run without a budget."""
 
-    async def correct(self, tokens: int) -> None:
+    async def correct(self, tokens: int, cost_nanousd: int) -> None:
         """Likewise."""
 
     @asynccontextmanager

@@ -30,6 +30,7 @@ from workers.engines.agent.mcp_file import load_servers
 from workers.engines.agent.model import Models
 from workers.engines.agent.own_children import AtEnd
 from workers.engines.agent.patience import Patience
+from workers.engines.agent.prices import prices_of
 from workers.engines.base import Engine
 from workers.engines.scripted import NoopEngine, ScriptedEngine
 from workers.heartbeat import Heartbeat
@@ -163,7 +164,7 @@ def build_engines(config: Config, settings: Settings) -> dict[str, Engine]:
         longest_pause_ms=settings.model_longest_pause_ms,
         silence_ms=settings.model_silence_ms,
     )
-    models = Models(context_window=config.agent.context_window)
+    models = Models(context_window=config.agent.context_window, prices=prices_of(config.agent.prices))
     return {
         "agent": AgentEngine(
             tools=config.agent.tools,

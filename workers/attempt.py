@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from itertools import chain, repeat
 from typing import Any, TypeVar
 
+from dsh_tasks.dollars import NANO_PER_MICRO, words_of
 from dsh_tasks.errors import StoreUnavailable
 from dsh_tasks.session import Event, Session
 from dsh_tasks.store import BudgetSpent, Fence, FencedOff, Store
@@ -141,36 +142,67 @@ class Attempt:
     @property
     def has_budget(self) -> bool:
         """See Run."""
-        return self.store.settings.tree_token_budget > 0
+        return self.store.settings.tree_token_budget > 0 or self.has_cost_budget
+
+    @property
+    def has_cost_budget(self) -> bool:
+        """See Run."""
+        return self.store.settings.tree_cost_budget > 0 or self._cost_budget > 0
+
+    @property
+    def _cost_budget(self) -> int:
+        return self.child.policy.cost_budget_microusd or 0
 
     @property
     def output_reserve(self) -> int:
         """See Run."""
         return self.store.settings.reserved_output_tokens
 
-    async def reserve(self, tokens: int) -> None:
+    async def reserve(self, tokens: int, cost_nanousd: int) -> None:
         """Reserve tokens of the tree for the next model call; see Run."""
         if not self.has_budget:
             return
         self.model_calls += 1
         answer = await self.insisting(
             lambda: self.store.reserve(
-                self.child.task_id, self.root, self.fence, call=self.model_calls, tokens=tokens
+                self.child.task_id,
+                self.root,
+                self.fence,
+                call=self.model_calls,
+                tokens=tokens,
+                cost_nanousd=cost_nanousd,
+                cost_budget_microusd=self._cost_budget,
             )
         )
         if isinstance(answer, BudgetSpent):
-            budget = self.store.settings.tree_token_budget
-            raise BudgetExceeded(committed=answer.committed, asked=tokens, budget=budget)
+            raise BudgetExceeded(self._spent(answer, tokens))
         if isinstance(answer, FencedOff):
             self._refused(answer)
 
-    async def correct(self, tokens: int) -> None:
+    def _spent(self, answer: BudgetSpent, asked: int) -> str:
+        settings, spent = self.store.settings, answer.committed
+        if answer.limit == "tree_token_budget":
+            return (
+                f"{spent} of {settings.tree_token_budget} tokens are spent or reserved, "
+                f"{asked} more were asked for"
+            )
+        own = answer.limit == "cost_budget"
+        cap = self._cost_budget if own else settings.tree_cost_budget_microusd
+        of = f"{words_of(spent)} of {words_of(cap * NANO_PER_MICRO)} US dollars are spent"
+        return f"{answer.limit}: {of}{'' if own else ' in the tree'}; no further model call was made"
+
+    async def correct(self, tokens: int, cost_nanousd: int) -> None:
         """Put what the call took in place of what was reserved; see Run."""
         if not self.has_budget:
             return
         answer = await self.insisting(
             lambda: self.store.correct(
-                self.child.task_id, self.root, self.fence, call=self.model_calls, used=tokens
+                self.child.task_id,
+                self.root,
+                self.fence,
+                call=self.model_calls,
+                used=tokens,
+                cost_nanousd=cost_nanousd,
             )
         )
         if isinstance(answer, FencedOff):

@@ -73,6 +73,9 @@ def start(
     deadline: Annotated[
         float | None, typer.Option("--deadline", min=0.001, help="Longest life in seconds, waiting included.")
     ] = None,
+    cost_budget: Annotated[
+        str | None, typer.Option("--cost-budget", help="US dollars that its model calls may cost: 0.50")
+    ] = None,
     folder: Annotated[
         str | None, typer.Option("--folder", help="Folder on the workers where the child works.")
     ] = None,
@@ -99,6 +102,7 @@ def start(
         "key": key,
         "engine": engine,
         "working_folder": folder,
+        "cost_budget": cost_budget,
         "deadline_ms": None if deadline is None else life_ms_of(deadline),
         "mode": "foreground" if foreground else "background",
     }

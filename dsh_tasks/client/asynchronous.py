@@ -25,6 +25,7 @@ from dsh_tasks.client.publisher import Publisher
 from dsh_tasks.client.starting import BATCH_MOST, Start, life_ms
 from dsh_tasks.client.waiting import RecordWaiter, Until, Waiter, in_time
 from dsh_tasks.client.waits import InboxSeen, Waited, WaitTime, checked_wait
+from dsh_tasks.dollars import Dollars
 from dsh_tasks.errors import (
     DshTasksError,
     InputRefused,
@@ -244,6 +245,7 @@ class AsyncClient:
         deadline_ms: int | None = None,
         fenced_output: bool = False,
         working_folder: str | None = None,
+        cost_budget: Dollars | None = None,
     ) -> AsyncRun:
         """Start one child of `provider` with a frozen seed of `parent`, and return once it is accepted.
 
@@ -252,9 +254,10 @@ class AsyncClient:
         or instance it is a KeyConflict. `max_depth` is absolute; 0 forbids. `deadline_ms` is its longest
         life from acceptance, waiting included: past it the task ends, cause `deadline`. `fenced_output`:
         tools show its words to a model in a fence that names them as its own. `working_folder`: an absolute
-        path on the workers where it, and what it starts, works; left out, the parent log's. A file as
-        `parent` is read as it is now. Events are values: what an earlier start has seen of them is not
-        looked at again.
+        path on the workers where it, and what it starts, works; left out, the parent log's. `cost_budget`:
+        US dollars that its own model calls may cost (0.5, `"0.50"`, a Decimal); the call that would follow
+        ends it, cause `budget`. A file as `parent` is read as it is now. Events are values: what an earlier
+        start has seen of them is not looked at again.
 
         Raises OptionRefused, SchemaRefused, SeedRefused, KeyConflict, LimitReached, OwnerNotRunning,
         StoreUnavailable; then nothing was started.
@@ -275,6 +278,7 @@ class AsyncClient:
             deadline_ms=deadline_ms,
             fenced_output=fenced_output,
             working_folder=working_folder,
+            cost_budget=cost_budget,
         )
         if isinstance(parent, SessionFile):
             await asyncio.to_thread(parent.refresh)
@@ -333,6 +337,7 @@ class AsyncClient:
             max_depth=asked.max_depth,
             fenced_output=asked.fenced_output,
             working_folder=asked.working_folder,
+            cost_budget=asked.cost_budget,
         )
         session = owner if owner is not None else self.owner
         if session is None and parent is not None:

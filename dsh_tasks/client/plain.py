@@ -14,6 +14,7 @@ from dsh_tasks.client.output import Output
 from dsh_tasks.client.starting import Start
 from dsh_tasks.client.waiting import Until
 from dsh_tasks.client.waits import InboxSeen, Waited
+from dsh_tasks.dollars import Dollars
 from dsh_tasks.errors import DshTasksError, StoreUnavailable
 from dsh_tasks.notice import Notice
 from dsh_tasks.progress import Progress
@@ -175,6 +176,7 @@ class Client:
         deadline_ms: int | None = None,
         fenced_output: bool = False,
         working_folder: str | None = None,
+        cost_budget: Dollars | None = None,
     ) -> Run:
         """Start one child; see AsyncClient.start."""
         run = self.call(
@@ -196,6 +198,7 @@ class Client:
                 deadline_ms=deadline_ms,
                 fenced_output=fenced_output,
                 working_folder=working_folder,
+                cost_budget=cost_budget,
             )
         )
         return Run(self, run)

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from dsh_tasks.dollars import Dollars
 from dsh_tasks.errors import OptionRefused
 from dsh_tasks.settings import Settings
 from dsh_tasks.submission import LONGEST_LIFE_MS, AgentOptions, MaxDepth, Mode, Prompt, ToolFilter
@@ -33,6 +34,7 @@ class Start:
     deadline_ms: int | None = None
     fenced_output: bool = False
     working_folder: str | None = None
+    cost_budget: Dollars | None = None
 
 
 def life_ms(asked: int | None, settings: Settings) -> int:

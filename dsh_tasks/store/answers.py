@@ -67,10 +67,12 @@ Verdict = Accepted | LimitReached | OwnerNotRunning
 
 @dataclass(frozen=True, slots=True)
 class BudgetSpent:
-    """The tree's tokens do not suffice for this call."""
+    """A budget does not allow this call."""
 
     committed: int
-    """Tokens of the tree that are spent or reserved."""
+    """Tokens of the tree that are spent or reserved, or 10^-9 US dollars that were spent."""
+    limit: str = "tree_token_budget"
+    """Or `tree_cost_budget`, or `cost_budget`, which is the child's own."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 
+from dsh_tasks.dollars import words_of
 from dsh_tasks.errors import LimitReached
 from dsh_tasks.store.answers import DueTask, Record
 from dsh_tasks.task import USAGE_FIELDS, Cause, Status, Task, Usage
@@ -136,6 +137,9 @@ def limit_reached(name: str, value: int, cap: int) -> LimitReached:
         way_out = "this session is at the greatest depth and may not delegate; do the work here"
     elif name == "tree_token_budget":
         way_out = "this tree has spent its tokens; do the work here, or raise the budget"
+    elif name == "tree_cost_budget":
+        way_out = "US dollars, which this tree has spent; do the work here, or raise the budget"
+        return LimitReached(name, value=words_of(value), cap=words_of(cap), way_out=way_out)
     elif name.startswith("total"):
         way_out = "prune tasks that have ended, or raise the limit"
     else:

@@ -149,6 +149,7 @@ class Store:
             limits.live_per_tree,
             limits.total_per_tree,
             limits.tree_token_budget,
+            limits.tree_cost_budget_microusd,
             new.call_key,
             new.call,
             new.seed.digest if has_seed else "",
@@ -264,16 +265,29 @@ class Store:
         return cut_text(text, self.settings.output_max_bytes).encode(), True
 
     async def reserve(
-        self, task_id: str, root: str, fence: Fence, *, call: int, tokens: int
+        self,
+        task_id: str,
+        root: str,
+        fence: Fence,
+        *,
+        call: int,
+        tokens: int,
+        cost_nanousd: int = 0,
+        cost_budget_microusd: int = 0,
     ) -> BudgetSpent | FencedOff | None:
-        """Reserve tokens of the tree's budget for one model call, `call` counted from 1 in the attempt."""
-        return await self._budget(task_id, root, fence, [call, tokens, "", self.settings.tree_token_budget])
+        """Reserve tokens of the tree's budget for one model call, `call` counted from 1 in the attempt.
+
+        `cost_nanousd` is what the attempt has cost so far, `cost_budget_microusd` what its child may cost.
+        """
+        limits = self.settings
+        costs = [cost_nanousd, cost_budget_microusd, limits.tree_cost_budget_microusd]
+        return await self._budget(task_id, root, fence, [call, tokens, "", limits.tree_token_budget, *costs])
 
     async def correct(
-        self, task_id: str, root: str, fence: Fence, *, call: int, used: int
+        self, task_id: str, root: str, fence: Fence, *, call: int, used: int, cost_nanousd: int = 0
     ) -> BudgetSpent | FencedOff | None:
-        """Put what the call really took in place of what was reserved for it."""
-        return await self._budget(task_id, root, fence, [call, 0, used, 0])
+        """Put what the call really took in place of what was reserved for it; `cost_nanousd` as `reserve`."""
+        return await self._budget(task_id, root, fence, [call, 0, used, 0, cost_nanousd, 0, 0])
 
     async def _budget(
         self, task_id: str, root: str, fence: Fence, args: Sequence[str | int]
@@ -286,7 +300,7 @@ class Store:
             case b"fenced":
                 return FencedOff(answer[1].decode())
             case b"refused":
-                return BudgetSpent(int(answer[1]))
+                return BudgetSpent(int(answer[2]), answer[1].decode())
         return None
 
     async def hand_back(self, task_id: str, fence: Fence) -> bool:

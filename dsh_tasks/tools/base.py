@@ -13,6 +13,7 @@ from collections.abc import Coroutine, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol, TypeVar
 
+from dsh_tasks.dollars import Dollars
 from dsh_tasks.errors import DshTasksError, OptionRefused, StoreUnavailable
 from dsh_tasks.provider import Registry
 from dsh_tasks.session import Session
@@ -114,6 +115,7 @@ class TaskClient(Protocol):
         deadline_ms: int | None = None,
         fenced_output: bool = False,
         working_folder: str | None = None,
+        cost_budget: Dollars | None = None,
     ) -> Run: ...
 
     async def output(

@@ -129,6 +129,7 @@ class SubagentTool(Tool):
             deadline_ms=self.config.deadline_ms,
             fenced_output=self.config.fenced_output,
             working_folder=self.config.working_folder,
+            cost_budget=self.config.cost_budget,
         )
         return await until_aborted(starting, call.abort)
 

@@ -299,6 +299,7 @@ def test_a_start_carries_the_prompt_verbatim_the_label_and_the_policy_of_the_ins
                 "deadline_ms": 60_000,
                 "fenced_output": False,
                 "working_folder": None,
+                "cost_budget": None,
             },
         )
     ]

@@ -123,7 +123,7 @@ def budgeted(answer: BudgetSpent | FencedOff | None) -> Answer:
         case None:
             return ()
         case BudgetSpent():
-            return "refused", answer.committed
+            return "refused", answer.limit, answer.committed
     return "fenced", answer.status
 
 

@@ -261,7 +261,7 @@ class Machine:
         if task.status != "running":
             return "fenced", task.status
         if committed + tokens > self.times.budget:
-            return "refused", committed
+            return "refused", "tree_token_budget", committed
         task.reserved_for, task.reserved = name, tokens
         self.committed[task.root] += tokens
         return ()

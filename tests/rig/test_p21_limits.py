@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from decimal import Decimal
 from itertools import pairwise
 
 import pytest
+from genai_prices import calc_price
+from pydantic_ai.usage import RequestUsage
 
 from dsh_tasks.client import Client, Start
 from dsh_tasks.errors import LimitReached
@@ -139,6 +142,9 @@ def test_a_hundred_children_in_sequence_leak_no_slot(capped: Capped, owner: str)
     assert [came.count(status) for status in (Status.COMPLETED, Status.FAILED, Status.KILLED)] == [20, 42, 38]
 
 
+PRICED = "gpt-5-mini"
+
+
 def never_ends(request: Request) -> Reply:
     took = {"prompt_tokens": 1_000, "completion_tokens": 100, "total_tokens": 1_100}
     return Reply("on and on", tools=[("task_list", {})], usage=took)
@@ -160,6 +166,32 @@ def test_a_child_that_never_ends_fails_when_the_budget_of_its_tree_is_spent(
     assert tree.model_calls == calls
     assert tree.input_tokens + tree.output_tokens <= 30_000
     assert tree.input_tokens == sum(task.usage.input_tokens for task in ended)
+
+
+def test_children_add_up_in_the_costs_of_their_tree_and_one_has_a_budget_of_its_own(
+    capped: Capped, owner: str
+) -> None:
+    rig, client = capped(tree_cost_budget="0.01")
+    price = calc_price(RequestUsage(input_tokens=1_000, output_tokens=100), PRICED, provider_id="openai")
+    with ModelServer(never_ends) as model:
+        rig.worker(**model.environment)
+        given = {"agent_options": {"model": f"openai-chat:{PRICED}"}}
+        own = client.start("spawn", prompt="go on", cost_budget=0.001, **given).result()
+        assert (own.task.status, own.task.cause, own.text) == (Status.FAILED, Cause.BUDGET, "on and on")
+        assert own.task.detail.startswith("cost_budget: 0.001")
+        assert " of 0.001 US dollars are spent" in own.task.detail
+        runs = [client.start("spawn", prompt=f"go on {n}", **given) for n in range(2)]
+        ended = [run.result().task for run in runs]
+        assert [(task.status, task.cause) for task in ended] == [(Status.FAILED, Cause.BUDGET)] * 2
+        assert all(task.detail.startswith("tree_cost_budget: 0.01") for task in ended)
+        calls = len(model.requests)
+        with pytest.raises(LimitReached, match="limit tree_cost_budget reached: 0.01"):
+            client.start("spawn", prompt="one more", **given)
+    spent = client.usage(owner).cost_usd
+    assert spent == price.total_price * calls
+    # Both may have had a call in flight as the other one spent the rest.
+    assert Decimal("0.01") <= spent < Decimal("0.01") + 2 * price.total_price
+    assert Decimal("0.001") <= (own.task.usage.cost_usd or 0) < Decimal("0.001") + price.total_price
 
 
 def test_usage_of_failed_and_killed_children_counts_for_the_tree(

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import secrets
+from dataclasses import replace
+from decimal import Decimal
 
 import pytest
 
 from dsh_tasks.errors import LimitReached, OwnerNotRunning
 from dsh_tasks.settings import Settings
 from dsh_tasks.store import Accepted, BudgetSpent, Claimed, Fence, FencedOff, Inbox, Store
-from dsh_tasks.task import Cause, Status
+from dsh_tasks.task import Cause, Status, Usage
 from tests.store.test_records import a_task, done, on_store, reap, running, settle, status_of
 from tests.store.test_seeds import seed_of
 
@@ -174,6 +176,73 @@ def test_a_budget_is_reserved_before_a_call_and_corrected_after_it(settings: Set
         assert forged == FencedOff("running")
 
     on_store(settings.model_copy(update={"tree_token_budget": 1_000}), scenario)
+
+
+async def cost(store: Store) -> int:
+    return int(await store.link.command("HGET", store.keys.tree("s-1"), "cost_spent") or 0)
+
+
+def test_what_attempts_cost_is_told_in_whole_and_counted_once(settings: Settings) -> None:
+    async def scenario(store: Store) -> None:
+        new, sibling = a_task(), a_task()
+        fence, beside = await running(store, new), await running(store, sibling)
+
+        async def asks(call: int, cost_nanousd: int = 0) -> BudgetSpent | FencedOff | None:
+            spent = {"cost_nanousd": cost_nanousd, "cost_budget_microusd": 300}
+            return await store.reserve(new.id, "s-1", fence, call=call, tokens=1, **spent)
+
+        assert await asks(1) is None
+        for _ in range(2):  # a lost reply
+            assert await store.correct(new.id, "s-1", fence, call=1, used=1, cost_nanousd=299_999) is None
+        assert await cost(store) == 299_999
+        assert await asks(2, 299_999) is None
+        await store.correct(new.id, "s-1", fence, call=2, used=1, cost_nanousd=300_000)
+        assert await asks(3, 300_000) == BudgetSpent(300_000, "cost_budget")
+        assert await store.reserve(sibling.id, "s-1", beside, call=1, tokens=1) is None
+        await store.correct(sibling.id, "s-1", beside, call=1, used=1, cost_nanousd=200_000)
+        assert await cost(store) == 500_000, "siblings add up"
+        refused = await store.reserve(sibling.id, "s-1", beside, call=2, tokens=1, cost_nanousd=200_000)
+        assert refused == BudgetSpent(500_000, "tree_cost_budget")
+        with pytest.raises(
+            LimitReached, match="tree_cost_budget reached: 0.0005 of 0.0005; US dollars"
+        ) as why:
+            await store.submit(a_task())
+        assert (why.value.facts["value"], why.value.facts["cap"]) == ("0.0005", "0.0005")
+
+    on_store(settings.model_copy(update={"tree_cost_budget": Decimal("0.0005")}), scenario)
+
+
+def test_what_a_lost_attempt_has_paid_counts_for_its_child(settings: Settings) -> None:
+    async def scenario(store: Store) -> None:
+        new = a_task()
+        fence = await running(store, new)
+        await store.reserve(new.id, "s-1", fence, call=1, tokens=1)
+        await store.correct(new.id, "s-1", fence, call=1, used=1, cost_nanousd=700)
+        await store.link.command("HSET", store.keys.task(new.id), "lease_until", 1)
+        assert await reap(store, new.id) == "requeued"
+        claimed = await store.claim(new.id, "next", "w")
+        assert isinstance(claimed, Claimed)
+        again = Fence(claimed.attempt, "next")
+        await store.correct(new.id, "s-1", again, call=1, used=1, cost_nanousd=300)
+        assert await cost(store) == 1_000
+        refused = await store.reserve(new.id, "s-1", again, call=2, tokens=1, cost_budget_microusd=1)
+        assert refused == BudgetSpent(1_000, "cost_budget")
+
+    on_store(settings, scenario)
+
+
+def test_what_no_call_told_counts_for_the_tree_with_the_ending(settings: Settings) -> None:
+    async def scenario(store: Store) -> None:
+        told, silent = a_task(), a_task()
+        fence = await running(store, told)
+        await store.reserve(told.id, "s-1", fence, call=1, tokens=1, cost_nanousd=600)
+        ended = replace(done("yes"), usage=Usage(cost_nanousd=1_000))
+        await settle(store, told, fence, ended)
+        assert await cost(store) == 1_000
+        await settle(store, silent, await running(store, silent), ended)
+        assert await cost(store) == 2_000
+
+    on_store(settings, scenario)
 
 
 def test_what_a_lost_attempt_reserved_stays_spent(settings: Settings) -> None:

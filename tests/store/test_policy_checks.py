@@ -56,6 +56,13 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
     "an empty folder": ({"working_folder": ""}, "working_folder"),
     "a folder that is a number": ({"working_folder": 7}, "working_folder"),
     "a folder that is endless": ({"working_folder": "/" + "x" * 4_096}, "working_folder"),
+    "a cost of nothing": ({"cost_budget": 0}, "cost_budget"),
+    "a cost below nothing": ({"cost_budget": -0.5}, "cost_budget"),
+    "a cost that is no number": ({"cost_budget": "a dollar"}, "cost_budget"),
+    "a cost that is true": ({"cost_budget": True}, "cost_budget"),
+    "a cost without an end": ({"cost_budget": float("inf")}, "cost_budget"),
+    "a cost of too many places": ({"cost_budget": "0.0000001"}, "cost_budget"),
+    "a cost of a country": ({"cost_budget": 10**12}, "cost_budget"),
     "a fence that is no answer": ({"fenced_output": "yes"}, "fenced_output"),
 }
 SCHEMAS: dict[str, Any] = {
@@ -140,6 +147,7 @@ def test_what_can_be_honoured_is_accepted_by_each_way_and_kept_alike(settings: S
         "deadline_ms": 60_000,
         "fenced_output": True,
         "working_folder": "/srv/work",
+        "cost_budget": 0.1,
     }
 
     async def main() -> None:
@@ -160,6 +168,7 @@ def test_what_can_be_honoured_is_accepted_by_each_way_and_kept_alike(settings: S
             assert (kept_mode, turns) == (mode, 2)
             assert '"model":"meta/llama:free","maxTokens":77' in policy
             assert '"persona":" You are P. "' in policy
+            assert '"cost_budget_microusd":100000' in policy
 
     asyncio.run(main())
 

@@ -79,6 +79,7 @@ def test_every_option_of_a_tool_is_read() -> None:
         overlappingCalls = true
         fencedOutput = true
         workingFolder = "/srv/work"
+        costBudget = "0.50"
         agentOptions = {provider = "a", model = "m", maxTokens = 5}
         toolFilter = {allow = ["read"], deny = []}
         outputSchema = {type = "object"}
@@ -95,6 +96,7 @@ def test_every_option_of_a_tool_is_read() -> None:
         overlapping_calls=True,
         fenced_output=True,
         working_folder="/srv/work",
+        cost_budget="0.50",
         agent_options=AgentOptions(provider="a", model="m", max_tokens=5),
         tool_filter=ToolFilter(allow=("read",), deny=()),
         output_schema={"type": "object"},
@@ -104,6 +106,34 @@ def test_every_option_of_a_tool_is_read() -> None:
 def test_a_tools_policy_leaves_out_what_the_file_left_out() -> None:
     [tool] = read('[[tools]]\nprovider = "spawn"\ntoolFilter = {deny = ["x"]}').tools
     assert json.loads(tool.policy().to_json()) == {"tool_filter": {"deny": ["x"]}, "max_depth": 3}
+
+
+@pytest.mark.parametrize("given", ["0.5", '"0.50"', "1"])
+def test_a_budget_of_costs_is_kept_in_whole_micro_dollars(given: str) -> None:
+    [tool] = read(f'[[tools]]\nprovider = "spawn"\ncostBudget = {given}').tools
+    assert tool.policy().cost_budget_microusd in (500_000, 1_000_000)
+
+
+@pytest.mark.parametrize("given", ["0", "-1", '"much"', "0.0000001"])
+def test_a_budget_of_costs_that_is_none_is_refused_at_load(given: str) -> None:
+    with pytest.raises(ConfigRefused, match=r"subagent.costBudget.*US dollars above 0"):
+        read(f'[[tools]]\nprovider = "spawn"\ncostBudget = {given}')
+
+
+def test_prices_of_models_are_in_the_file_and_each_once() -> None:
+    row = '[[agent.prices]]\nmodel = "x:y"\ninput = 0.5\noutput = 2\n'
+    [price] = read(row + "cacheRead = 0.05").agent.prices
+    assert (price.model, price.input, price.output, price.cache_read, price.cache_write) == (
+        "x:y",
+        0.5,
+        2,
+        0.05,
+        None,
+    )
+    with pytest.raises(ConfigRefused, match=r"agent.prices.*'x:y' has two prices"):
+        read(row * 2)
+    with pytest.raises(ConfigRefused, match=r"agent.prices\[0\].input"):
+        read(row.replace("0.5", "-1"))
 
 
 def test_no_rows_of_tools_is_not_an_empty_list_of_them() -> None:
@@ -125,7 +155,7 @@ def test_every_commented_option_of_the_example_loads_too() -> None:
         [line for line in part.splitlines() if line.startswith("# ") and " = " in line]
         for part in (text, agent, workspace)
     )
-    assert (len(of_tools), len(of_agent), len(of_workspace)) == (11, 4, 6)
+    assert (len(of_tools), len(of_agent), len(of_workspace)) == (12, 4, 6)
     for line in of_workspace:
         assert read(f"[agent.workspace]\n{line[2:]}").agent.workspace
     for line in of_agent:

@@ -205,7 +205,7 @@ class Budgeted(FakeRun):
 
     has_budget = True
 
-    async def reserve(self, tokens: int) -> None:
+    async def reserve(self, tokens: int, cost_nanousd: int) -> None:
         self.activities.append("reserve")
 
 

@@ -119,20 +119,27 @@ class Run(Protocol):
 
     @property
     def has_budget(self) -> bool:
-        """Whether the tree has a token budget, so that calls must be estimated."""
+        """Whether the tree or the child has a budget of tokens or costs, so that calls must be told."""
+
+    @property
+    def has_cost_budget(self) -> bool:
+        """Whether one of them is of costs, so that the model must have a price."""
 
     @property
     def output_reserve(self) -> int:
         """Output tokens that a call reserves where the child names no most."""
 
-    async def reserve(self, tokens: int) -> None:
-        """Call before a model call with the tokens that it may take.
+    async def reserve(self, tokens: int, cost_nanousd: int) -> None:
+        """Call before a model call with the tokens that it may take, and what this attempt has cost so far.
 
-        Raises BudgetExceeded where the tree has not got them, else as `append`.
+        Raises BudgetExceeded where a budget does not allow the call, else as `append`.
         """
 
-    async def correct(self, tokens: int) -> None:
-        """Call after a model call that ended well with the tokens that it took; raises as `append`."""
+    async def correct(self, tokens: int, cost_nanousd: int) -> None:
+        """Call after a model call that ended well with the tokens that it took, and the cost as above.
+
+        Raises as `append`.
+        """
 
     def permit(self, route: str) -> AbstractAsyncContextManager[Permit]:
         """Hold it around one model call, never around a tool call: it may be one of few.
@@ -183,10 +190,7 @@ class Fenced(Exception):
 
 
 class BudgetExceeded(Exception):
-    """The tree's token budget does not suffice for the next model call."""
-
-    def __init__(self, *, committed: int, asked: int, budget: int) -> None:
-        super().__init__(f"{committed} of {budget} tokens are spent or reserved, {asked} more were asked for")
+    """A budget of the tree or of the child does not allow the next model call; the text names it."""
 
 
 class RouteBusy(Exception):

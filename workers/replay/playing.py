@@ -97,6 +97,7 @@ class Replayed:
     has_failed: bool = False
     """A failure was taken as recorded."""
     has_budget = False
+    has_cost_budget = False
     output_reserve = 1
     _doubt: Difference | None = None
     _moved: asyncio.Event = field(default_factory=asyncio.Event)
@@ -160,10 +161,10 @@ class Replayed:
     def streamed(self, size: int) -> None:
         """Nobody looks."""
 
-    async def reserve(self, tokens: int) -> None:
+    async def reserve(self, tokens: int, cost_nanousd: int) -> None:
         """There is no budget."""
 
-    async def correct(self, tokens: int) -> None:
+    async def correct(self, tokens: int, cost_nanousd: int) -> None:
         """There is no budget."""
 
     def check_lease(self) -> None:

@@ -44,6 +44,10 @@ for i, name in ipairs(USED) do
     redis.call('HINCRBY', KEYS[4], name, ARGV[11 + i])
   end
 end
+-- What the budget was not told of yet: the last answer that broke off, or all of it where there is no budget.
+local spent = redis.call('HMGET', KEYS[1], 'cost_spent', 'cost_nanousd')
+local untold = num(spent[2]) - num(spent[1])
+if untold > 0 then redis.call('HINCRBY', KEYS[4], 'cost_spent', untold) end
 redis.call('HDEL', KEYS[1], 'token')
 finish(prefix, id, final, cause, detail, now, hold, silent)
 return {'settled', final, now}

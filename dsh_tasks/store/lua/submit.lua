@@ -1,9 +1,9 @@
 -- submit: accept children, each with its own verdict; none while bytes of a seed are missing. Keeps rules 2, 3, 7, 8, 12.
 -- KEYS due
 -- ARGV prefix publish_by_ms then for each child:
---   id owner fence_attempt fence_token header_depth depth_cap owner_live owner_total tree_live tree_total tree_budget
+--   id owner fence_attempt fence_token header_depth depth_cap owner_live owner_total tree_live tree_total tree_budget tree_cost_budget
 --   call_key call seed deadline_ms pairs then field, value ..
---   owner_live .. tree_budget: the limits, tree_budget 0 is none. call: JSON of what a repeated call must equal. seed: digest, '' for none.
+--   owner_live .. tree_cost_budget: the limits; of both budgets 0 is none, that of costs in 10^-6 US dollars. call: JSON of what a repeated call must equal. seed: digest, '' for none.
 --   deadline_ms: longest life, 0 for none. pairs: how many fields follow.
 -- derived: task, index, live, calls of <owner>; seed:<digest>, chunk:<digest> (pages and chunks below it), tree:<root>, kills
 -- returns {"missing", digest ..} ("" stands for a manifest; at most 5,000), else {"verdicts", verdict ..}, a verdict being
@@ -14,15 +14,16 @@ local now = now_ms()
 local children = {}
 local at = 3
 while at <= #ARGV do
-  local fields = num(ARGV[at + 15])
+  local fields = num(ARGV[at + 16])
   children[#children + 1] = {
     id = ARGV[at], owner = ARGV[at + 1], attempt = ARGV[at + 2], token = ARGV[at + 3],
     header_depth = num(ARGV[at + 4]), depth_cap = num(ARGV[at + 5]), owner_live = num(ARGV[at + 6]),
     owner_total = num(ARGV[at + 7]), tree_live = num(ARGV[at + 8]), tree_total = num(ARGV[at + 9]),
-    tree_budget = num(ARGV[at + 10]), call_key = ARGV[at + 11], call = ARGV[at + 12], seed = ARGV[at + 13],
-    deadline = num(ARGV[at + 14]), first = at + 16, last = at + 15 + 2 * fields,
+    tree_budget = num(ARGV[at + 10]), cost_budget = num(ARGV[at + 11]) * 1000, call_key = ARGV[at + 12],
+    call = ARGV[at + 13], seed = ARGV[at + 14], deadline = num(ARGV[at + 15]), first = at + 17,
+    last = at + 16 + 2 * fields,
   }
-  at = at + 16 + 2 * fields
+  at = at + 17 + 2 * fields
 end
 
 -- What stands against a child as things are now; else nothing, and where in its tree it will stand.
@@ -46,13 +47,14 @@ local function refusal(child)
     depth, root, parent = above + 1, r[2], child.owner
   end
   if depth > child.depth_cap then return {'limit', 'depth', depth - 1, child.depth_cap} end
-  local tree = redis.call('HMGET', prefix .. 'tree:' .. root, 'live', 'total', 'committed')
+  local tree = redis.call('HMGET', prefix .. 'tree:' .. root, 'live', 'total', 'committed', 'cost_spent')
   for _, limit in ipairs({
     {'live_per_owner', redis.call('SCARD', prefix .. 'live:' .. child.owner), child.owner_live},
     {'total_per_owner', redis.call('ZCARD', prefix .. 'index:' .. child.owner), child.owner_total},
     {'live_per_tree', num(tree[1]), child.tree_live},
     {'total_per_tree', num(tree[2]), child.tree_total},
     {'tree_token_budget', num(tree[3]), child.tree_budget > 0 and child.tree_budget or math.huge},
+    {'tree_cost_budget', num(tree[4]), child.cost_budget > 0 and child.cost_budget or math.huge},
   }) do
     if limit[2] >= limit[3] then return {'limit', limit[1], limit[2], limit[3]} end
   end

@@ -21,12 +21,12 @@ from pydantic_ai.settings import ModelSettings
 
 from dsh_tasks.task import Usage
 from workers.engines.agent.ending import Ending, of_finish
-from workers.engines.agent.estimate import Estimate, check_window
+from workers.engines.agent.estimate import Estimate, check_window, tokens_of
 from workers.engines.agent.growth import growth
 from workers.engines.agent.model import ResolvedModel
 from workers.engines.agent.patience import Patience, Silence
 from workers.engines.agent.tools import definition
-from workers.engines.agent.usage import ASKED, TURNED_AWAY, usage_of
+from workers.engines.agent.usage import ASKED, TURNED_AWAY, guessed, usage_of
 from workers.engines.base import ChildTool, Permit, Run
 
 log = logging.getLogger(__name__)
@@ -61,6 +61,11 @@ class Asking:
         """How often the last call was tried."""
         self.usage = used
         """What earlier attempts used is in it."""
+        self._used_before = used.cost_nanousd
+        self._guessed = 0
+        """What calls are taken to have cost of which the provider did not say it, in 10^-9 US dollars."""
+        self._asked_tokens = 0
+        """The estimate of the request that streams."""
 
     async def answer(self, messages: Sequence[ModelMessage]) -> ModelResponse:
         """The model's whole answer, tried again where its failure may pass.
@@ -70,10 +75,11 @@ class Asking:
         """
         self._run.check_lease()
         self.tries = 0
+        estimate = self._estimate.of(messages) if self._model.window or self._run.has_budget else 0
         if self._model.window:
-            estimate = self._estimate.of(messages)
             check_window(estimate, max_output=self._max_tokens or 0, window=self._model.window)
-        await self._reserve(messages)
+        self._asked_tokens = estimate
+        await self._reserve()
         while True:
             self.tries += 1
             self._run.activity("model")
@@ -92,19 +98,32 @@ class Asking:
                 self.tries,
                 pause_ms,
             )
-            await self._pause(pause_ms, messages)
-        self.usage += usage_of(response, self._model)
+            await self._pause(pause_ms)
+        self._count(response, is_whole=True)
         self._estimate.counted(messages, response.usage.input_tokens)
         # Counted and whole: a kill that comes before it is a row keeps its text.
         self._streaming, self._broken = None, text_of(response)
         # A call that fails keeps its reservation: what it cost is not known.
-        await self._run.correct(response.usage.input_tokens + response.usage.output_tokens)
+        taken = response.usage.input_tokens + response.usage.output_tokens
+        await self._run.correct(taken, self._cost_so_far)
         return response
 
-    async def _reserve(self, messages: Sequence[ModelMessage]) -> None:
+    @property
+    def _cost_so_far(self) -> int:
+        """What this attempt has cost, in 10^-9 US dollars."""
+        return self.usage.cost_nanousd - self._used_before + self._guessed
+
+    def _count(self, response: ModelResponse, *, is_whole: bool) -> None:
+        used = usage_of(response, self._model, is_whole=is_whole)
+        self.usage += used
+        if not used.cost_nanousd and self._run.has_cost_budget:
+            # A budget that takes the unknown for nothing would never be spent.
+            self._guessed += guessed(self._asked_tokens, tokens_of(text_of(response)), self._model)
+
+    async def _reserve(self) -> None:
         if self._run.has_budget:
             most_output = self._max_tokens or self._run.output_reserve
-            await self._run.reserve(self._estimate.of(messages) + most_output)
+            await self._run.reserve(self._asked_tokens + most_output, self._cost_so_far)
 
     async def _try(self, messages: Sequence[ModelMessage]) -> ModelResponse:
         if self._model.is_offline:
@@ -152,7 +171,7 @@ class Asking:
                 raise
             raise Silence(self._patience.silence_ms) from None
 
-    async def _pause(self, pause_ms: int, messages: Sequence[ModelMessage]) -> None:
+    async def _pause(self, pause_ms: int) -> None:
         """Before the next try. One that broke off in its answer was paid for, so the next reserves anew."""
         has_begun = self._streaming is not None
         self._broken = self.cut_off()
@@ -160,7 +179,7 @@ class Asking:
         await asyncio.sleep(pause_ms / 1000)
         self._run.check_lease()
         if has_begun:
-            await self._reserve(messages)
+            await self._reserve()
 
     def ending_of(self, response: ModelResponse) -> Ending | None:
         """What the answer's finish reason ends; None where the turn may go on or end well."""
@@ -181,7 +200,7 @@ class Asking:
         if self._streaming is None:
             return self._broken
         response, self._streaming = self._streaming.get(), None
-        self.usage += usage_of(response, self._model, is_whole=False)
+        self._count(response, is_whole=False)
         self._broken = text_of(response) or self._broken
         return self._broken
 

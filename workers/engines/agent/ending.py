@@ -69,7 +69,7 @@ def failed(detail: str, code: str, http_status: int | None = None) -> Ending:
 
 
 def over_budget(detail: str) -> Ending:
-    """The tree's tokens do not suffice for the next model call."""
+    """A budget of the tree or of the child does not allow the next model call."""
     return Ending("error", Status.FAILED, Cause.BUDGET, detail, "BUDGET")
 
 

@@ -30,6 +30,7 @@ from workers.engines.agent.patience import Patience
 from workers.engines.agent.structured import INSTRUCTION, Progress, StructuredOutput
 from workers.engines.agent.tools import load_tools, narrowed, python_tool
 from workers.engines.agent.turn import Given, Turn
+from workers.engines.agent.usage import check_price
 from workers.engines.agent.workspace.toolbox import Workspace
 from workers.engines.base import Child, ChildTool, Run
 from workers.engines.open_turn import OpenTurn, Row
@@ -86,6 +87,8 @@ class AgentEngine:
         async with AsyncExitStack() as until_its_end:
             try:
                 model = with_effort(await self._models.ready(child.policy, child.model), child.policy)
+                if run.has_cost_budget:
+                    check_price(model)
                 tools = await self._tools_of(run, until_its_end)
             except DshTasksError as error:
                 return refused(run, error)

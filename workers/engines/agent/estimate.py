@@ -31,8 +31,9 @@ class Estimate:
 
     def __init__(self, parameters: ModelRequestParameters) -> None:
         self._tools = sum(
-            _tokens(tool.name) + _tokens(tool.description or "") + _tokens(_json(tool.parameters_json_schema))
+            tokens_of(text)
             for tool in parameters.function_tools
+            for text in (tool.name, tool.description or "", _json(tool.parameters_json_schema))
         )
         self._counted_messages = 0
         self._counted_tokens = 0
@@ -62,7 +63,7 @@ def _all(messages: Iterable[ModelMessage]) -> int:
 def _part(part: Any) -> int:
     tokens = _content(getattr(part, "content", None))
     if hasattr(part, "args"):
-        tokens += _tokens(part.tool_name) + _content(part.args)
+        tokens += tokens_of(part.tool_name) + _content(part.args)
     return tokens
 
 
@@ -70,13 +71,14 @@ def _content(content: Any) -> int:
     if content is None:
         return 0
     if isinstance(content, str):
-        return _tokens(content)
+        return tokens_of(content)
     if isinstance(content, list | tuple):
         return sum(_content(one) for one in content)
-    return _tokens(_json(content)) if isinstance(content, dict) else IMAGE_TOKENS
+    return tokens_of(_json(content)) if isinstance(content, dict) else IMAGE_TOKENS
 
 
-def _tokens(text: str) -> int:
+def tokens_of(text: str) -> int:
+    """About how many tokens a text takes."""
     return len(text.encode("utf-8", "replace")) // BYTES_PER_TOKEN
 
 

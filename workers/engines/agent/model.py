@@ -11,6 +11,7 @@ import logging
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from types import MappingProxyType
 from typing import Any
 
 from pydantic_ai.exceptions import UserError
@@ -25,6 +26,7 @@ from dsh_tasks.submission import Policy, Route
 from workers.engines.agent.images import Images
 from workers.engines.agent.offline import NAME as OFFLINE
 from workers.engines.agent.offline import OfflineModel
+from workers.engines.agent.prices import Price
 from workers.engines.transcript import RouteName
 
 log = logging.getLogger(__name__)
@@ -66,6 +68,8 @@ class ResolvedModel:
     images: Images = field(default_factory=Images)
     window: int | None = None
     """Tokens that input and output may take together; None where nobody knows."""
+    price: Price | None = None
+    """What the operator says that it costs; else genai-prices is asked."""
 
     @property
     def is_offline(self) -> bool:
@@ -133,9 +137,15 @@ class Models:
     A client of pydantic-ai opens up to 1,000 connections; what asks for one more waits for one.
     """
 
-    def __init__(self, *, context_window: int | None = None) -> None:
-        """`context_window` (tokens) holds in place of what is known of each model; 0 is unbounded."""
+    def __init__(
+        self, *, context_window: int | None = None, prices: Mapping[str, Price] = MappingProxyType({})
+    ) -> None:
+        """`context_window` (tokens) holds in place of what is known of each model; 0 is unbounded.
+
+        `prices` are the operator's, by the name of the model.
+        """
         self._context_window = context_window
+        self._prices = prices
         self._models: dict[str, ResolvedModel] = {}
         self._providers: dict[str, Provider[Any]] = {}
         self._making = asyncio.Lock()
@@ -177,6 +187,7 @@ class Models:
             ModelSettings(cache=True, **once_only(model)),
             images_of(model),
             self._window(name, model),
+            self._prices.get(name),
         )
 
     def _window(self, name: str, model: Model) -> int | None:

@@ -15,6 +15,7 @@ from pydantic_ai.exceptions import UserError
 from pydantic_ai.messages import ModelResponse
 from pydantic_ai.usage import RequestUsage
 
+from dsh_tasks.errors import OptionRefused
 from dsh_tasks.task import Usage
 from workers.engines.agent.model import ResolvedModel
 from workers.engines.open_turn import Row
@@ -66,6 +67,8 @@ def cost_of(used: RequestUsage, model: ResolvedModel, answered_by: str | None = 
         return Decimal(0)
     if used.unmeasured_requests or not used.has_values():
         return None
+    if model.price is not None:
+        return model.price.cost(used)
     try:
         url = model.model.base_url
     except (AttributeError, UserError):
@@ -77,6 +80,22 @@ def cost_of(used: RequestUsage, model: ResolvedModel, answered_by: str | None = 
             except (LookupError, ValueError):
                 continue
     return None
+
+
+def check_price(model: ResolvedModel) -> None:
+    """Raises OptionRefused where calls of this model could not be counted for a budget of costs."""
+    if cost_of(RequestUsage(input_tokens=1, output_tokens=1), model) is None:
+        why = (
+            f"no price of {model.name!r} is known, so nothing would be counted; name it under "
+            "[[agent.prices]] in the settings file, or start the child without a budget of costs"
+        )
+        raise OptionRefused("cost_budget", why)
+
+
+def guessed(input_tokens: int, output_tokens: int, model: ResolvedModel) -> int:
+    """About what a call cost of which the provider said nothing, in 10^-9 US dollars."""
+    cost = cost_of(RequestUsage(input_tokens=input_tokens, output_tokens=output_tokens), model)
+    return 0 if cost is None else int(cost.scaleb(NANO))
 
 
 def reasoning_of(used: RequestUsage) -> int:
