@@ -24,6 +24,7 @@ from dsh_tasks.store import Link, Store, Wakeups, connect, connect_sync
 from dsh_tasks.task import Status
 from dsh_tasks.webhook import Endpoint
 from workers import tasks
+from workers.collecting import settle_down
 from workers.delegation import Delegation
 from workers.engines.agent.engine import AgentEngine
 from workers.engines.agent.mcp_file import load_servers
@@ -33,6 +34,7 @@ from workers.engines.agent.patience import Patience
 from workers.engines.agent.prices import prices_of
 from workers.engines.base import Engine
 from workers.engines.scripted import NoopEngine, ScriptedEngine
+from workers.events import Batching
 from workers.heartbeat import Heartbeat
 from workers.hooks import Hooks
 from workers.loop import EventLoop
@@ -193,6 +195,7 @@ def serve(host: Host, arguments: list[str]) -> int:
     told_to_end = threading.Event()
 
     def begin(**_: Any) -> None:
+        settle_down()
         host.start()
 
     def leave(**_: Any) -> None:
@@ -206,6 +209,7 @@ def serve(host: Host, arguments: list[str]) -> int:
     worker_shutting_down.connect(leave, weak=False)
     worker_shutdown.connect(end, weak=False)
     host.app.steps["worker"].add(leaving_step(host))
+    host.app.steps["consumer"].add(Batching)
     try:
         host.app.worker_main(["worker", *arguments])
     except SystemExit as ended:

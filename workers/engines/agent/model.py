@@ -15,10 +15,10 @@ from types import MappingProxyType
 from typing import Any
 
 from pydantic_ai.exceptions import UserError
-from pydantic_ai.models import Model, infer_model
+from pydantic_ai.models import Model, create_async_httpx2_client, infer_model
 from pydantic_ai.models.function import FunctionModel
 from pydantic_ai.models.test import TestModel
-from pydantic_ai.providers import Provider, infer_provider
+from pydantic_ai.providers import Provider, infer_provider, infer_provider_class
 from pydantic_ai.settings import ModelSettings
 
 from dsh_tasks.errors import OptionRefused
@@ -27,6 +27,7 @@ from workers.engines.agent.images import Images
 from workers.engines.agent.offline import NAME as OFFLINE
 from workers.engines.agent.offline import OfflineModel
 from workers.engines.agent.prices import Price
+from workers.engines.agent.streams import StreamTransport, has_proxy
 from workers.engines.transcript import RouteName
 
 log = logging.getLogger(__name__)
@@ -53,6 +54,10 @@ KEYS: Mapping[str, str] = {
     "moonshotai": "MOONSHOTAI_API_KEY",
 }
 """Environment names of the providers to which a parent's route may lead."""
+STREAMED = frozenset(
+    {"anthropic", "deepseek", "moonshotai", "openai", "openai-chat", "openai-responses", "openrouter"}
+)
+"""Providers whose package takes an httpx2 client."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,7 +139,8 @@ def _inherited(
 class Models:
     """The model objects of one process: one HTTP client per provider, shared by all children.
 
-    A client of pydantic-ai opens up to 1,000 connections; what asks for one more waits for one.
+    A provider in STREAMED has a connection for each call that goes on. A client of pydantic-ai itself opens
+    up to 1,000, and what asks for one more waits for one.
     """
 
     def __init__(
@@ -198,12 +204,26 @@ class Models:
 
     def _provider(self, name: str) -> Provider[Any]:
         if name not in self._providers:
-            provider = infer_provider(name)
+            provider = provider_of(name)
             # Two places that retry multiply: the one is patience.py.
             if hasattr(provider.client, "max_retries"):
                 provider.client.max_retries = 0
             self._providers[name] = provider
         return self._providers[name]
+
+
+def provider_of(name: str) -> Provider[Any]:
+    """A provider as pydantic-ai makes it, over our transport where that is known to fit."""
+    if name not in STREAMED or has_proxy():
+        return infer_provider(name)
+    made: Any = infer_provider_class(name)
+    provider: Provider[Any] = made(http_client=create_async_httpx2_client(transport=StreamTransport()))
+    if name != "anthropic":
+        # Its package takes a second to import: with the provider, off the loop, and not before.
+        from workers.engines.agent.completions import ask_plainly  # noqa: PLC0415
+
+        ask_plainly(provider.client)
+    return provider
 
 
 def with_effort(model: ResolvedModel, policy: Policy) -> ResolvedModel:
